@@ -1,0 +1,1 @@
+"""Calibration and demo prompts, written for this project."""

@@ -1,0 +1,1 @@
+"""The commands of `omnidraft-npu`, one module each."""
