@@ -1,17 +1,23 @@
 """What a bundle says about itself: `manifest.json`, format version 1."""
 
 import dataclasses
+import types
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from .errors import BundleError
 
 FORMAT_VERSION = 1
 
 Cache = Literal["shared", "concat"]
+Exporter = Literal["builder", "optimum", "external"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """Size and SHA-256 of one file of the bundle."""
+    """Size in bytes and SHA-256 of one file of the bundle."""
 
     size: int
     sha256: str
@@ -41,7 +47,7 @@ class ModelEntry:
     source: str
     """Where it came from: a built-in name, a hub id or a file name; never a machine path."""
     architecture: str
-    exporter: Literal["builder", "optimum", "external"]
+    exporter: Exporter
     folder: str
     """Folder of the model in the bundle; tokenizer and config files lie there."""
     vocab_size: int
@@ -73,3 +79,62 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """The document as plain dictionaries, lists and scalars."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Any) -> "Manifest":
+        """Read a parsed `manifest.json`.
+
+        Raises:
+            BundleError: a newer format version; or a key that is unknown, missing or of
+                another type, named by its path in the document.
+        """
+        if not isinstance(document, dict) or "format_version" not in document:
+            raise BundleError("manifest.json has no format_version: it is not a bundle's manifest")
+        version = document["format_version"]
+        if version != FORMAT_VERSION:
+            raise BundleError(
+                f"manifest.json has format_version {version!r}, this tool reads {FORMAT_VERSION}: "
+                "update omnidraft-npu, or export the bundle again"
+            )
+        manifest: Manifest = _read(cls, document, "manifest")
+        if not manifest.targets:
+            raise BundleError("manifest.json names no target: export the bundle again")
+        return manifest
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """`value` as an instance of the annotation `kind`, strictly."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _read_record(kind, value, where)
+    if origin is dict and isinstance(value, dict):
+        return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is types.UnionType:
+        return None if value is None else _read(arguments[0], value, where)
+    if origin is Literal and value in arguments:
+        return value
+    if kind in (int, str, bool) and type(value) is kind:
+        return value
+    raise BundleError(f"manifest.json: {where} is {value!r}, which does not fit: export again")
+
+
+def _read_record(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise BundleError(f"manifest.json: {where} is not an object: export again")
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    if unknown := sorted(set(value) - set(fields)):
+        raise BundleError(
+            f"manifest.json: {where} has the unknown key {unknown[0]!r}: "
+            "it was written by another version; update omnidraft-npu or export again"
+        )
+    for name, record in fields.items():
+        no_default = (
+            record.default is dataclasses.MISSING and record.default_factory is dataclasses.MISSING
+        )
+        if no_default and name not in value:
+            raise BundleError(f"manifest.json: {where} lacks {name!r}: export the bundle again")
+    read = {key: _read(hints[key], item, f"{where}.{key}") for key, item in value.items()}
+    return kind(**read)

@@ -1,0 +1,100 @@
+"""Open an exported directory and check that it is what its manifest says."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from .errors import BundleError, ConfigError
+from .files import sha256_of
+from .manifest import FileEntry, Manifest, ModelEntry
+
+MANIFEST = "manifest.json"
+
+HASHED_BYTES = 64 * 2**20
+"""Files up to this size are hashed at every opening; larger ones with `verify` only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """An opened bundle; nothing in it is changed outside `state/`."""
+
+    root: Path
+    manifest: Manifest
+
+    def path(self, relative: str) -> Path:
+        """Where a file named in the manifest lies on this machine."""
+        return self.root / relative
+
+    def target(self, name: str | None) -> ModelEntry:
+        """The target of that name, or the default one.
+
+        Raises:
+            ConfigError: the bundle holds no target of that name; lists those it has.
+        """
+        targets = self.manifest.targets
+        if name is None:
+            return next(iter(targets.values()))
+        if name not in targets:
+            raise ConfigError(
+                f"the bundle has no target {name!r}, it has {', '.join(targets)}: use one of these"
+            )
+        return targets[name]
+
+
+def open_bundle(root: Path, *, verify: bool = False) -> Bundle:
+    """Read a bundle's manifest and check its files.
+
+    Args:
+        root: The exported directory.
+        verify: Hash every file; otherwise the sizes of all and the hashes of files up to
+            `HASHED_BYTES` are checked.
+
+    Raises:
+        BundleError: not a bundle, a format this tool does not read, or a file that is
+            missing, changed or outside the bundle; the message names it.
+    """
+    manifest = _read_manifest(root)
+    for relative, entry in manifest.files.items():
+        _check_file(root, relative, entry, verify)
+    for model in (manifest.drafter, *manifest.targets.values()):
+        for graph in model.graphs.values():
+            if graph.path not in manifest.files:
+                raise BundleError(
+                    f"{root}: manifest.json lists no file {graph.path!r} though {model.name} "
+                    "needs it: export the bundle again"
+                )
+    return Bundle(root=root, manifest=manifest)
+
+
+def _read_manifest(root: Path) -> Manifest:
+    path = root / MANIFEST
+    if not path.is_file():
+        what = "holds no manifest.json" if root.is_dir() else "is not a directory"
+        raise BundleError(
+            f"{root} {what}, so it is not a bundle: make one with `omnidraft-npu export`"
+        )
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BundleError(f"{path} cannot be read ({error}): export the bundle again") from error
+    return Manifest.from_json(document)
+
+
+def _check_file(root: Path, relative: str, entry: FileEntry, verify: bool) -> None:
+    pure = PurePosixPath(relative)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in relative or ":" in relative:
+        raise BundleError(f"{root}: manifest.json names {relative!r}, a path outside the bundle")
+    path = root / relative
+    if not path.is_file():
+        raise BundleError(f"{root}: {relative} is missing: export the bundle again")
+    size = path.stat().st_size
+    if size != entry.size:
+        raise BundleError(
+            f"{root}: {relative} has {size} bytes, the manifest says {entry.size}: "
+            "the file was altered or cut; export the bundle again"
+        )
+    if (verify or size <= HASHED_BYTES) and sha256_of(path) != entry.sha256:
+        raise BundleError(
+            f"{root}: {relative} is not the file that was exported (its SHA-256 differs): "
+            "export the bundle again"
+        )
