@@ -63,6 +63,16 @@ class ModelEntry:
     graphs: dict[str, GraphEntry] = field(default_factory=dict)
     """By flavour: `cpu`, later `htp`."""
 
+    def to_json(self) -> dict[str, Any]:
+        """The record as plain dictionaries, lists and scalars."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Any) -> "ModelEntry":
+        """Read a record that `to_json` gave; raises `BundleError` for one that does not fit."""
+        entry: ModelEntry = _read(cls, document, "model")
+        return entry
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:

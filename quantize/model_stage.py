@@ -1,0 +1,166 @@
+"""One model of a bundle: its graph, its tokenizer, and what the manifest says of it."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from omnidraft_npu.errors import ConfigError
+from omnidraft_npu.files import write_json
+from omnidraft_npu.manifest import GraphEntry, ModelEntry
+from omnidraft_npu.store import resolve_model
+from omnidraft_npu.tokenizer import Tokenizer
+
+from .checkpoint import SourceFiles, TokenizerFiles
+from .stages import Facts, Tell
+
+Precision = Literal["fp32", "int8", "int4"]
+Exporter = Literal["builder", "optimum"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRequest:
+    """One model to export, and how."""
+
+    name: str
+    """Name in the bundle."""
+    path: Path
+    """Checkpoint: a Hugging Face folder or a GGUF file."""
+    source: str
+    """What the manifest says of its origin: a built-in name, a hub id or a file name."""
+    precision: Precision = "int8"
+    exporter: Exporter = "builder"
+    context_length: int = 4096
+    """Most tokens of prompt and response; a model trained for less gets its own limit."""
+    lora_rank: int = 0
+    has_hidden_states: bool = False
+
+    def __post_init__(self) -> None:
+        if self.context_length < 16:
+            raise ConfigError(
+                f"context_length is {self.context_length}, must be at least 16: "
+                "use --context-length 16 or more"
+            )
+
+    def identity(self) -> Facts:
+        """What decides the exported files, for taking over finished stages."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "files": _fingerprint(self.path),
+            "precision": self.precision,
+            "exporter": self.exporter,
+            "context_length": self.context_length,
+            "lora_rank": self.lora_rank,
+            "has_hidden_states": self.has_hidden_states,
+        }
+
+
+def model_request(
+    name: str,
+    *,
+    precision: Precision,
+    context_length: int,
+    exporter: Exporter = "builder",
+) -> ModelRequest:
+    """A request for a model the user named: a path, a built-in name or a hub id.
+
+    Raises:
+        StoreError: there is no such path, and no such model in the local store.
+    """
+    path = resolve_model(name)
+    stem = path.name.removesuffix(".gguf") if path.is_file() else path.resolve().name
+    is_path = Path(name).exists()
+    return ModelRequest(
+        name=re.sub(r"[^A-Za-z0-9._-]+", "-", stem if is_path else name.split("/")[-1]).strip("-."),
+        path=path,
+        source=path.resolve().name if is_path else name,
+        precision=precision,
+        exporter=exporter,
+        context_length=context_length,
+    )
+
+
+def export_model(request: ModelRequest, root: Path, folder: str, tell: Tell) -> Facts:
+    """Write a model's graph and tokenizer below `root` / `folder`.
+
+    Args:
+        request: The model.
+        root: The stage's folder; exists and is empty.
+        folder: Its path in the bundle.
+        tell: Told about each tensor.
+
+    Returns:
+        The model's `ModelEntry` as JSON.
+
+    Raises:
+        CheckpointError, TokenizerError: the checkpoint cannot be exported.
+    """
+    if request.exporter == "optimum":
+        return _export_with_optimum(request, root, folder)
+    from .decoder_cpu import CpuGraphOptions, build_cpu_decoder
+    from .open_checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(request.path)
+    config = checkpoint.config
+    files = checkpoint.tokenizer()
+    context_length = min(request.context_length, config.context_length)
+    tensors_done = 0
+    total = len(config.tensor_shapes())
+
+    def count(_: str) -> None:
+        nonlocal tensors_done
+        tensors_done += 1
+        tell(min(tensors_done, total), total)
+
+    build_cpu_decoder(
+        config,
+        checkpoint.tensor,
+        root / "cpu",
+        CpuGraphOptions(
+            precision=request.precision,
+            context_length=context_length,
+            lora_rank=request.lora_rank,
+            has_hidden_states=request.has_hidden_states,
+        ),
+        count,
+    )
+    _write_documents(root, checkpoint.source_files, files)
+    tokenizer = Tokenizer.from_folder(root)
+    entry = ModelEntry(
+        name=request.name,
+        source=request.source,
+        architecture=config.architecture,
+        exporter="builder",
+        folder=folder,
+        vocab_size=min(tokenizer.size, config.num_logits),
+        num_logits=config.num_logits,
+        context_length=context_length,
+        eos_token_ids=files.eos_token_ids,
+        bos_token_id=files.bos_token_id,
+        tokenizer_sha256=tokenizer.content_sha256,
+        graphs={
+            "cpu": GraphEntry(
+                path=f"{folder}/cpu/model.onnx",
+                precision=request.precision,
+                cache="shared",
+                lora_rank=request.lora_rank,
+                has_hidden_states=request.has_hidden_states,
+            )
+        },
+    )
+    return entry.to_json()
+
+
+def _write_documents(root: Path, source: SourceFiles, files: TokenizerFiles) -> None:
+    write_json(root / "config.json", source.config)
+    if source.generation_config:
+        write_json(root / "generation_config.json", source.generation_config)
+    (root / "tokenizer.json").write_text(files.tokenizer_json, encoding="utf-8")
+    write_json(root / "tokenizer_config.json", files.tokenizer_config)
+
+
+def _fingerprint(path: Path) -> list[Any]:
+    """Name, size and time of a checkpoint's files: enough to see that it changed."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.is_file()]

@@ -1,0 +1,96 @@
+"""Work in named stages inside one folder: a stage is finished, or its files are gone."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from omnidraft_npu.files import write_json
+
+_MARKS = ".stages"
+
+Facts = dict[str, Any]
+Tell = Callable[[int, int], None]
+"""Called inside a stage with the items done and their total."""
+
+
+class Stages:
+    """Finished stages of one piece of work, taken over by a later run of the same work."""
+
+    def __init__(self, root: Path, identity: Facts) -> None:
+        """Open or begin the work in `root`.
+
+        Args:
+            root: Folder the stages write to; anything in it made for other work is dropped.
+            identity: What the work is; finished stages count only where it is equal.
+        """
+        self.root = root
+        self.seconds: dict[str, float] = {}
+        self._identity = identity
+        self._marks = root / _MARKS
+
+    def run(
+        self,
+        name: str,
+        folder: str,
+        work: Callable[[Path, Tell], Facts],
+        progress: Callable[[str, int, int], None],
+    ) -> Facts:
+        """Do `work` into ``root / folder``, or give what an earlier run found.
+
+        Returns:
+            The facts `work` returned; they must survive JSON.
+        """
+        self._begin()
+        mark = self._marks / (folder.replace("/", "-") + ".json")
+        if mark.is_file():
+            facts: Facts = json.loads(mark.read_text(encoding="utf-8"))
+            return facts
+        started = time.perf_counter()
+        target = self.root / folder
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        try:
+            facts = work(target, lambda done, total: progress(name, done, total))
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+        write_json(mark, facts)
+        self.seconds[name] = time.perf_counter() - started
+        return facts
+
+    def files(self) -> list[Path]:
+        """Every file the stages wrote, in a stable order."""
+        return sorted(p for p in self.root.rglob("*") if p.is_file() and _MARKS not in p.parts)
+
+    def close(self) -> None:
+        """Drop the book-keeping; the folder is complete."""
+        shutil.rmtree(self._marks)
+
+    def discard(self) -> None:
+        """Drop everything."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def discard_if_empty(self) -> None:
+        """Drop everything unless some stage is finished."""
+        if not self._has_finished():
+            self.discard()
+
+    def resume_hint(self) -> str:
+        """What a user may do about the finished stages, for the end of a message."""
+        if self._has_finished():
+            return f"run the same command again to resume from {self.root}"
+        return "nothing was left behind"
+
+    def _has_finished(self) -> bool:
+        return any(mark.name != "identity.json" for mark in self._marks.glob("*.json"))
+
+    def _begin(self) -> None:
+        path = self._marks / "identity.json"
+        if path.is_file() and json.loads(path.read_text(encoding="utf-8")) == self._identity:
+            return
+        shutil.rmtree(self.root, ignore_errors=True)
+        self._marks.mkdir(parents=True)
+        write_json(path, self._identity)

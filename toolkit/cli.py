@@ -1,0 +1,74 @@
+"""`omnidraft-npu`: the command line. Commands are imported when they are called."""
+
+import importlib
+import os
+import sys
+from typing import Any, ClassVar
+
+import click
+
+from . import __version__
+from .errors import OmniDraftError
+
+EXIT_INTERRUPTED = 130
+
+
+class _Group(click.Group):
+    """Loads a command when it is named, and shows the toolkit's own errors as one line.
+
+    Any other error is a bug and keeps its trace.
+    """
+
+    # name -> help line; the module of the same name in `commands` holds the command.
+    COMMANDS: ClassVar[dict[str, str]] = {
+        "run": "Answer a prompt, speculatively.",
+        "export": "Turn a drafter and targets into a bundle.",
+        "inspect": "Show what is in a bundle.",
+        "pull": "Bring a model into the local store.",
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.COMMANDS:
+            return None
+        command = importlib.import_module(f".commands.{name}", __package__).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OmniDraftError as error:
+            shown = click.ClickException(" ".join(str(error).split()))
+            shown.exit_code = error.exit_code
+            raise shown from error
+        except KeyboardInterrupt as error:
+            click.echo("interrupted", err=True)
+            raise click.exceptions.Exit(EXIT_INTERRUPTED) from error
+        except BrokenPipeError:
+            # The reader of our output is gone: nothing is left to say, and Python must
+            # not flush into the closed pipe while it shuts down.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise click.exceptions.Exit(0) from None
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="omnidraft-npu")
+def cli() -> None:
+    """Large language models on Snapdragon, faster: one small drafter for any target.
+
+    \b
+    Examples:
+      omnidraft-npu pull smollm2-135m
+      omnidraft-npu export --drafter smollm2-135m --target gemma3-270m -o bundle
+      omnidraft-npu run -b bundle "The sea is"
+    """
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="strict" if stream is sys.stdin else "replace")

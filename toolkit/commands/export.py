@@ -1,0 +1,119 @@
+"""`omnidraft-npu export`: from checkpoints to a bundle."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from omnidraft_npu.quantize.export import ExportReport
+    from omnidraft_npu.quantize.model_stage import Exporter, Precision
+
+PRECISIONS = ["fp32", "int8", "int4"]
+
+
+@click.command(name="export")
+@click.option("--drafter", required=True, help="Small model that proposes: name, hub id or path.")
+@click.option(
+    "--target",
+    "targets",
+    required=True,
+    multiple=True,
+    help="Model whose output is preserved; may be repeated, the first is the default.",
+)
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="int8",
+    show_default=True,
+    help="Weights of the targets, and of the drafter unless --draft-precision says otherwise.",
+)
+@click.option("--draft-precision", type=click.Choice(PRECISIONS), help="Weights of the drafter.")
+@click.option(
+    "--context-length",
+    type=int,
+    default=4096,
+    show_default=True,
+    help="Most tokens of prompt and response together.",
+)
+@click.option(
+    "--exporter",
+    type=click.Choice(["builder", "optimum"]),
+    default="builder",
+    show_default=True,
+    help="How targets are exported; `optimum` takes any causal LM (extra `optimum`).",
+)
+@click.option("--force", is_flag=True, help="Replace the bundle that is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(
+    drafter: str,
+    targets: tuple[str, ...],
+    output: Path,
+    precision: "Precision",
+    draft_precision: "Precision | None",
+    context_length: int,
+    exporter: "Exporter",
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Turn a drafter and one or more targets into a bundle.
+
+    Models are Hugging Face folders, GGUF files, or names that `omnidraft-npu pull` brought to
+    the local store; a local path always wins. An interrupted export resumes when the same
+    command is run again.
+
+    \b
+    Examples:
+      omnidraft-npu export --drafter smollm2-135m --target gemma3-270m -o bundle
+      omnidraft-npu export --drafter ./llama-68m --target ./vicuna-7b --precision int4 -o bundle
+    """
+    from omnidraft_npu.quantize.export import ExportRequest, export_bundle
+    from omnidraft_npu.quantize.model_stage import model_request
+
+    from .progress import stage_progress
+
+    request = ExportRequest(
+        drafter=model_request(
+            drafter, precision=draft_precision or precision, context_length=context_length
+        ),
+        targets=tuple(
+            model_request(
+                target, precision=precision, context_length=context_length, exporter=exporter
+            )
+            for target in targets
+        ),
+    )
+    with stage_progress() as report:
+        done = export_bundle(request, output, force=force, progress=report)
+    _say(done, as_json)
+
+
+def _say(done: "ExportReport", as_json: bool) -> None:
+    from omnidraft_npu.memory import peak_rss_bytes
+
+    from .inspect import model_bytes, size_text
+
+    manifest = done.bundle.manifest
+    models = [manifest.drafter, *manifest.targets.values()]
+    sizes = {model.name: model_bytes(done.bundle, model) for model in models}
+    peak = peak_rss_bytes()
+    if as_json:
+        document = {
+            "schema_version": 1,
+            "bundle": str(done.bundle.root),
+            "models": [{"name": name, "size_bytes": size} for name, size in sizes.items()],
+            "stage_s": done.stage_s,
+            "seconds": done.seconds,
+            "peak_rss_bytes": peak,
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    parts = [f"{name} {size_text(size)}" for name, size in sizes.items()]
+    memory = f", peak memory {size_text(peak)}" if peak is not None else ""
+    click.echo(
+        f"{done.bundle.root}: {', '.join(parts)}; {done.seconds:.1f} s{memory}. "
+        f'Next: omnidraft-npu run -b {done.bundle.root} "…"',
+        err=True,
+    )

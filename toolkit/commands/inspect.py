@@ -1,0 +1,71 @@
+"""`omnidraft-npu inspect`: what is in a bundle."""
+
+import json
+from pathlib import Path
+
+import click
+
+from ..bundle import Bundle, open_bundle
+from ..manifest import ModelEntry
+
+
+@click.command(name="inspect")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--verify", is_flag=True, help="Hash every file, however large.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(bundle: Path, verify: bool, as_json: bool) -> None:
+    """Show the models, graphs and files of BUNDLE, after checking them.
+
+    \b
+    Examples:
+      omnidraft-npu inspect bundle
+      omnidraft-npu inspect bundle --verify --json
+    """
+    opened = open_bundle(bundle, verify=verify)
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, **opened.manifest.to_json()}, indent=2))
+        return
+    _show(opened)
+
+
+def _show(bundle: Bundle) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    manifest = bundle.manifest
+    table = Table(title=f"{bundle.root} (format {manifest.format_version})", title_justify="left")
+    columns = ("role", "name", "architecture", "graph", "size", "context", "vocabulary", "ends at")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    models = [("drafter", manifest.drafter), *(("target", m) for m in manifest.targets.values())]
+    for role, model in models:
+        for flavour, graph in model.graphs.items():
+            table.add_row(
+                role,
+                model.name,
+                model.architecture,
+                f"{flavour} {graph.precision}",
+                size_text(model_bytes(bundle, model)),
+                f"{model.context_length:,}",
+                f"{model.vocab_size:,}",
+                " ".join(map(str, model.eos_token_ids)),
+            )
+    console = Console()
+    console.print(table)
+    total = sum(entry.size for entry in manifest.files.values())
+    console.print(
+        f"{len(manifest.files)} files, {size_text(total)}, written by "
+        f"omnidraft-npu {manifest.tool_version}",
+        highlight=False,
+    )
+
+
+def model_bytes(bundle: Bundle, model: ModelEntry) -> int:
+    """Size of all files of a model: graphs, weights, tokenizer and configuration."""
+    prefix = model.folder + "/"
+    return sum(e.size for path, e in bundle.manifest.files.items() if path.startswith(prefix))
+
+
+def size_text(num_bytes: int) -> str:
+    """A size for people, in MB of 10^6 bytes."""
+    return f"{num_bytes / 1e6:,.1f} MB"
