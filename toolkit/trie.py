@@ -1,0 +1,214 @@
+"""The spelling trie: all spellings in flat arrays, numbered so that a subtree is a range."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BundleError
+from .files import atomic_path
+from .spelling import Ids, Spellings
+
+FORMAT_VERSION = 1
+ROOT = 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SpellingTrie:
+    """Trie over drafter pieces whose nodes know the target tokens that end there.
+
+    Nodes are in depth-first order, children by rising piece, tokens by node. So the
+    subtree of node v is ``v .. subtree_ends[v] - 1``, its tokens are one slice of
+    `token_ids`, and the groups of tokens under the root's children are consecutive
+    slices: a target law is summed over any branches with one gather and one reduction.
+    """
+
+    child_offsets: Ids
+    """``[nodes + 1]``; node v has children ``child_offsets[v] .. child_offsets[v + 1] - 1``."""
+    child_pieces: Ids
+    """``[nodes - 1]`` piece that leads to each child."""
+    child_nodes: Ids
+    """``[nodes - 1]`` node of each child."""
+    subtree_ends: Ids
+    """``[nodes]`` first node after the subtree."""
+    token_offsets: Ids
+    """``[nodes + 1]``; tokens ``token_ids[token_offsets[v]:token_offsets[v + 1]]`` end at v."""
+    token_ids: Ids
+    """``[mapped]`` target ids by node, the preferred one of equal tokens first."""
+    token_nodes: Ids
+    """``[target ids]`` node where each token ends, -1 for an unmapped one."""
+    aliases: Ids
+    """``[aliases, 2]`` see `Spellings.aliases`."""
+
+    @classmethod
+    def build(cls, spellings: Spellings, num_targets: int) -> "SpellingTrie":
+        """The trie of these spellings, for a target of `num_targets` ids.
+
+        Level by level: the paths of one length are grouped by parent and piece at once.
+        """
+        offsets, pieces = spellings.offsets, spellings.pieces.astype(np.int64)
+        lengths = np.diff(offsets)
+        ends = np.zeros(len(lengths), np.int64)
+        active = np.arange(len(lengths))
+        parents, edges = [np.array([-1])], [np.array([-1])]
+        num_nodes, levels = 1, [0, 1]
+        for depth in range(int(lengths.max(initial=0))):
+            active = active[lengths[active] > depth]
+            keys = ends[active] << 32 | pieces[offsets[active] + depth]
+            groups, inverse = np.unique(keys, return_inverse=True)
+            parents.append(groups >> 32)
+            edges.append(groups & 0xFFFFFFFF)
+            ends[active] = num_nodes + inverse
+            num_nodes += len(groups)
+            levels.append(num_nodes)
+        parent, edge = np.concatenate(parents), np.concatenate(edges)
+        order, sizes = _depth_first(parent, levels)
+
+        by_parent = np.lexsort((edge[1:], order[parent[1:]])) + 1
+        subtree_ends = np.empty(num_nodes, np.int32)
+        subtree_ends[order] = order + sizes
+        nodes = order[ends]
+        token_nodes = np.full(num_targets, -1, np.int32)
+        token_nodes[spellings.token_ids] = nodes
+        return cls(
+            child_offsets=_starts(order[parent[1:]], num_nodes),
+            child_pieces=edge[by_parent].astype(np.int32),
+            child_nodes=order[by_parent].astype(np.int32),
+            subtree_ends=subtree_ends,
+            token_offsets=_starts(nodes, num_nodes),
+            token_ids=spellings.token_ids[np.argsort(nodes, kind="stable")],
+            token_nodes=token_nodes,
+            aliases=spellings.aliases,
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root included."""
+        return len(self.subtree_ends)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(getattr(self, field.name).nbytes for field in dataclasses.fields(self))
+
+    def children(self, node: int) -> tuple[Ids, Ids]:
+        """Pieces that lead on from a node, rising, and the nodes that they lead to."""
+        start, end = self.child_offsets[node], self.child_offsets[node + 1]
+        return self.child_pieces[start:end], self.child_nodes[start:end]
+
+    def tokens(self, node: int) -> Ids:
+        """Target ids that end at a node, the preferred one first; empty for the root."""
+        return self.token_ids[self.token_offsets[node] : self.token_offsets[node + 1]]
+
+    def subtree_tokens(self, node: int) -> Ids:
+        """Target ids whose path goes through a node (``T_v``)."""
+        start, end = self.token_offsets[node], self.token_offsets[self.subtree_ends[node]]
+        return self.token_ids[start:end]
+
+    def save(self, path: Path, *, drafter_sha256: str, target_sha256: str) -> None:
+        """Write one safetensors file, atomically, marked with both tokenizers' content hashes."""
+        from safetensors.numpy import save_file
+
+        arrays = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        metadata = {
+            "format_version": str(FORMAT_VERSION),
+            "drafter_tokenizer_sha256": drafter_sha256,
+            "target_tokenizer_sha256": target_sha256,
+        }
+        with atomic_path(path) as temporary:
+            save_file(arrays, temporary, metadata)
+
+    @classmethod
+    def load(cls, path: Path, *, drafter_sha256: str, target_sha256: str) -> "SpellingTrie":
+        """A saved trie, memory-mapped.
+
+        Raises:
+            BundleError: the file is damaged, of a newer format or made for other tokenizers.
+        """
+        arrays, metadata = _map_safetensors(path)
+        if metadata.get("format_version") != str(FORMAT_VERSION):
+            raise BundleError(
+                f"{path.name} has format version {metadata.get('format_version')}, this tool reads "
+                f"{FORMAT_VERSION}: export the bundle again"
+            )
+        for key, expected in (
+            ("drafter_tokenizer_sha256", drafter_sha256),
+            ("target_tokenizer_sha256", target_sha256),
+        ):
+            if metadata.get(key) != expected:
+                raise BundleError(
+                    f"{path.name} was made for a {key.replace('_sha256', '').replace('_', ' ')} "
+                    f"with sha256 {metadata.get(key)}, this one has {expected}: "
+                    "export the bundle again"
+                )
+        try:
+            trie = cls(**{f.name: arrays[f.name] for f in dataclasses.fields(cls)})
+        except KeyError as error:
+            raise BundleError(
+                f"{path.name} lacks {error.args[0]!r}: export the bundle again"
+            ) from error
+        trie._check(path)
+        return trie
+
+    def _check(self, path: Path) -> None:
+        """Refuse arrays whose sizes do not fit together."""
+        nodes = self.num_nodes
+        fits = (
+            nodes > 0
+            and len(self.child_offsets) == len(self.token_offsets) == nodes + 1
+            and len(self.child_pieces) == len(self.child_nodes) == nodes - 1
+            and self.child_offsets[-1] == nodes - 1
+            and self.token_offsets[-1] == len(self.token_ids)
+        )
+        if not fits:
+            raise BundleError(f"{path.name} is damaged: export the bundle again")
+
+
+def _starts(groups: npt.NDArray[np.int64], num_groups: int) -> Ids:
+    """``[num_groups + 1]`` offsets of each group in an array sorted by group."""
+    starts = np.zeros(num_groups + 1, np.int32)
+    np.cumsum(np.bincount(groups, minlength=num_groups), out=starts[1:])
+    return starts
+
+
+def _depth_first(
+    parent: npt.NDArray[np.int64], levels: list[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """New number of every node, depth-first with children in their old order, and subtree sizes.
+
+    Old numbers are level by level, and within a level by parent and piece; `levels`
+    holds where each level starts. Both results are by old number.
+    """
+    sizes = np.ones(len(parent), np.int64)
+    bounds = list(zip(levels, levels[1:], strict=False))
+    for start, end in bounds[:0:-1]:
+        np.add.at(sizes, parent[start:end], sizes[start:end])
+    order = np.zeros(len(parent), np.int64)
+    for start, end in bounds[1:]:
+        before = np.cumsum(sizes[start:end]) - sizes[start:end]
+        above = parent[start:end]
+        is_first = np.diff(above, prepend=-1) != 0
+        first = np.maximum.accumulate(np.where(is_first, np.arange(end - start), 0))
+        order[start:end] = order[above] + 1 + before - before[first]
+    return order, sizes
+
+
+def _map_safetensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+    """Memory-mapped int32 arrays of a safetensors file, and its metadata."""
+    try:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes))
+        metadata = header.pop("__metadata__", {})
+        data = np.memmap(path, np.uint8, mode="r", offset=8 + header_bytes)
+        arrays = {}
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            arrays[name] = data[start:end].view("<i4").reshape(entry["shape"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+        raise BundleError(f"{path.name} cannot be read ({error}): export the bundle again") from error
+    return arrays, metadata
