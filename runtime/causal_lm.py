@@ -1,0 +1,272 @@
+"""A decoder graph as a causal language model with a cache that the host can rewind."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+from omnidraft_npu.errors import BundleError, PromptError
+from omnidraft_npu.manifest import Cache
+
+from .kv_cache import make_cache
+from .providers import open_cpu_session, provider_of
+from .signature import LOGITS_FROM, GraphSignature, read_signature
+
+PREFILL_CHUNK = 512
+"""Most tokens of one prefill run; bounds the graph's intermediate tensors."""
+
+_MAX_PREFILL_LOGITS_BYTES = 64 * 2**20
+"""Bounds the logits that a graph without `logits_from` gives for a prefill run."""
+
+
+class OnnxModel:
+    """A decoder graph, opened once; it holds no conversation, so any number may share it."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        signature: GraphSignature,
+        *,
+        context_length: int,
+        vocab_size: int,
+    ) -> None:
+        if vocab_size > signature.num_logits:
+            raise BundleError(
+                f"the tokenizer has {vocab_size} ids but the graph gives {signature.num_logits} "
+                "logits: export the model again with the tokenizer that belongs to it"
+            )
+        self.session = session
+        self.signature = signature
+        self.context_length = context_length
+        self.vocab_size = vocab_size
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        context_length: int,
+        vocab_size: int,
+        num_logits: int,
+        cache: Cache | None = None,
+        head_dim: int | None = None,
+        threads: int | None = None,
+    ) -> "OnnxModel":
+        """Open a graph on the CPU provider.
+
+        Args:
+            path: The graph.
+            context_length: Most tokens a conversation may hold.
+            vocab_size: Real token ids; logits rows past it are padding and never shown.
+            num_logits: Rows of the logits.
+            cache, head_dim: see `read_signature`.
+            threads: see `open_cpu_session`.
+
+        Raises:
+            BundleError: the graph cannot be opened or does not match.
+            ConfigError: `threads` is below 1.
+        """
+        session = open_cpu_session(path, threads=threads)
+        signature = read_signature(
+            session,
+            path,
+            context_length=context_length,
+            num_logits=num_logits,
+            head_dim=head_dim,
+            cache=cache,
+        )
+        return cls(session, signature, context_length=context_length, vocab_size=vocab_size)
+
+    @property
+    def provider(self) -> str:
+        """The execution provider that runs the graph."""
+        return provider_of(self.session)
+
+
+class OnnxCausalLM:
+    """One conversation with a model: its cache, its buffers, its adapter.
+
+    Every buffer is allocated once (the logits when a run first needs more rows) and bound
+    by reference; a run makes views only. Not for two threads at once.
+    """
+
+    def __init__(self, model: OnnxModel) -> None:
+        self.model = model
+        signature, context_length = model.signature, model.context_length
+        self._length = 0
+        self._binding = model.session.io_binding()
+        self._cache = make_cache(
+            signature.cache, signature.cache_tensors, self._binding, context_length
+        )
+        fill = {"attention_mask": np.ones, "input_ids": np.zeros}
+        self._plain = {
+            name: fill.get(name, np.arange)(context_length, dtype=dtype)
+            for name, dtype in signature.plain_inputs.items()
+        }
+        self._logits = _Rows("logits", signature.num_logits, signature.logits_dtype)
+        self._scores = (
+            self._logits
+            if signature.logits_dtype == np.float32
+            else _Rows("logits", signature.num_logits, np.dtype(np.float32))
+        )
+        self._hidden = (
+            _Rows("hidden_states", signature.hidden_size, np.dtype(np.float32))
+            if signature.hidden_size is not None
+            else None
+        )
+        self._num_hidden = 0
+        self._logits_from = np.zeros(1, np.int64)
+        if signature.has_logits_from:
+            self._bind_input(LOGITS_FROM, self._logits_from)
+        self.set_lora(None)
+        self._chunk = PREFILL_CHUNK
+        if not signature.has_logits_from:
+            row_bytes = signature.num_logits * signature.logits_dtype.itemsize
+            self._chunk = max(16, min(PREFILL_CHUNK, _MAX_PREFILL_LOGITS_BYTES // row_bytes))
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens the cache can hold."""
+        return self.model.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of `score`'s logits; padding is cut off."""
+        return self.model.vocab_size
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self._length
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        """``[length]`` ids of the tokens in the cache; a view that later calls overwrite."""
+        return self._plain["input_ids"][: self._length]
+
+    @property
+    def hidden_states(self) -> npt.NDArray[np.float32] | None:
+        """``[n, hidden]`` of the last `score`'s n tokens, a view; None if the graph has none."""
+        return self._hidden.view(self._num_hidden) if self._hidden else None
+
+    def prefill(self, token_ids: Sequence[int]) -> None:
+        """Append tokens to the cache, a chunk at a time, without logits where the graph can.
+
+        Raises:
+            PromptError: the context has no room for them; nothing was appended.
+        """
+        self._check_room(len(token_ids))
+        self._num_hidden = 0
+        for start in range(0, len(token_ids), self._chunk):
+            chunk = token_ids[start : start + self._chunk]
+            self._run(chunk, 0 if self.model.signature.has_logits_from else len(chunk))
+
+    def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Append tokens and give ``[len(token_ids), vocab_size]`` logits after each.
+
+        The array is a view that the next call overwrites.
+
+        Raises:
+            PromptError: the context has no room for them; nothing was appended.
+            ValueError: there are none.
+        """
+        n = len(token_ids)
+        if n == 0:
+            raise ValueError("nothing to score")
+        self._check_room(n)
+        self._run(token_ids, n)
+        self._num_hidden = n
+        if self._scores is not self._logits:
+            np.copyto(self._scores.view(n), self._logits.view(n))
+        return self._scores.view(n)[:, : self.vocab_size]
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` cached tokens.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        if not 0 <= length <= self._length:
+            raise ValueError(f"rewind to {length} with {self._length} tokens cached")
+        self._length = length
+
+    def reset(self) -> None:
+        """Forget the conversation, not the adapter: as in a process just started."""
+        self.rewind(0)
+        self._num_hidden = 0
+
+    def set_lora(self, tensors: Mapping[str, npt.NDArray[np.float32]] | None) -> None:
+        """Feed an adapter from the next run on; tokens already cached keep the old one's values.
+
+        Args:
+            tensors: Factors by graph input (`omnidraft_npu.lora.lora_name`); the ones left out,
+                or all with None, are zero.
+
+        Raises:
+            BundleError: a tensor is not an input of the graph, or has another shape.
+        """
+        inputs = self.model.signature.lora_inputs
+        given = tensors or {}
+        for name, tensor in given.items():
+            if name not in inputs:
+                raise BundleError(
+                    f"the adapter has {name!r}, the graph has no such input: use an adapter made "
+                    "for this model, or export it with LoRA inputs"
+                )
+            if tensor.shape != inputs[name]:
+                raise BundleError(
+                    f"the adapter's {name} is {list(tensor.shape)}, the graph takes "
+                    f"{list(inputs[name])}: use an adapter of the rank of the export"
+                )
+        for name, shape in inputs.items():
+            tensor = given.get(name, np.zeros(shape, np.float32))
+            self._bind_input(name, np.ascontiguousarray(tensor, np.float32))
+
+    def _check_room(self, num_tokens: int) -> None:
+        if self._length + num_tokens > self.context_length:
+            raise PromptError(
+                f"{self._length + num_tokens} tokens do not fit into the context of "
+                f"{self.context_length}: shorten the prompt, or export with a larger "
+                "--context-length"
+            )
+
+    def _run(self, token_ids: Sequence[int], num_rows: int) -> None:
+        """Append tokens; logits for the last `num_rows` of them land in the buffer."""
+        start, n = self._length, len(token_ids)
+        total = start + n
+        self._plain["input_ids"][start:total] = token_ids
+        for name, values in self._plain.items():
+            window = values[:total] if name == "attention_mask" else values[start:total]
+            self._bind_input(name, window if name == "cache_position" else window[None])
+        self._logits_from[0] = n - num_rows
+        self._logits.bind(self._binding, num_rows)
+        if self._hidden:
+            self._hidden.bind(self._binding, n)
+        self._cache.before_run(start, total)
+        self.model.session.run_with_iobinding(self._binding)
+        self._cache.after_run(total)
+        self._length = total
+
+    def _bind_input(self, name: str, values: npt.NDArray[Any]) -> None:
+        self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))
+
+
+class _Rows:
+    """An output buffer ``[1, rows, width]`` that grows when a run needs more rows."""
+
+    def __init__(self, name: str, width: int, dtype: np.dtype[Any]) -> None:
+        self._name = name
+        self._buffer: npt.NDArray[Any] = np.empty((16, width), dtype)
+
+    def view(self, rows: int) -> npt.NDArray[Any]:
+        """The first `rows` rows."""
+        if rows > len(self._buffer):
+            self._buffer = np.empty((rows, self._buffer.shape[1]), self._buffer.dtype)
+        return self._buffer[:rows]
+
+    def bind(self, binding: ort.IOBinding, rows: int) -> None:
+        """Let the next run write to the first `rows` rows."""
+        value = ort.OrtValue.ortvalue_from_numpy(self.view(rows)[None])
+        binding.bind_ortvalue_output(self._name, value)

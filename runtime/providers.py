@@ -1,0 +1,51 @@
+"""Sessions on a provider: the one place that knows onnxruntime's options."""
+
+from pathlib import Path
+
+import onnxruntime as ort
+from omnidraft_npu.errors import BundleError, ConfigError
+
+CPU_PROVIDER = "CPUExecutionProvider"
+
+_ERRORS_ONLY = 3
+
+
+def open_cpu_session(path: Path, *, threads: int | None = None) -> ort.InferenceSession:
+    """A session whose nodes all run on the CPU provider.
+
+    Args:
+        path: The graph; its external data lies beside it.
+        threads: Threads of one operator; None for one a physical core.
+
+    Raises:
+        ConfigError: `threads` is below 1.
+        BundleError: the file is missing or not a graph that onnxruntime can run.
+    """
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads is {threads}, must be at least 1: use --threads 1 or more")
+    if not path.is_file():
+        raise BundleError(f"{path} is missing: export the model again")
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.inter_op_num_threads = 1
+    options.intra_op_num_threads = threads or 0
+    # Idle workers sleep instead of spinning; benchmarks/session_options.py measures why.
+    # Drafter and target take turns, each with workers of its own, and the ones that spin
+    # hold the cores that the other session, or any other program, could use.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return ort.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise BundleError(f"{path} cannot be opened ({reason}): export the model again") from error
+
+
+def provider_of(session: ort.InferenceSession) -> str:
+    """The provider that runs every node of a session opened here.
+
+    Such a session was offered one provider, so no node can have fallen back to another.
+    """
+    (provider,) = session.get_providers()
+    return str(provider)

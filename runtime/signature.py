@@ -1,0 +1,152 @@
+"""What a decoder graph takes and gives, read from the graph itself."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from omnidraft_npu.errors import BundleError
+from omnidraft_npu.manifest import Cache
+
+DTYPES = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(int64)": np.dtype(np.int64),
+    "tensor(int32)": np.dtype(np.int32),
+}
+
+LOGITS_FROM = "logits_from"
+"""Optional input ``[1]``: the first of the new positions that needs logits."""
+
+_PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
+_PLAIN_RANKS = {"input_ids": 2, "attention_mask": 2, "position_ids": 2, "cache_position": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTensor:
+    """One past input and the present output that continues it, ``[1, heads, tokens, dim]``."""
+
+    past: str
+    present: str
+    num_heads: int
+    head_dim: int
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSignature:
+    """Inputs and outputs of a decoder graph."""
+
+    cache: Cache
+    """`shared` if the past is a buffer of the whole context, `concat` if it grows."""
+    cache_tensors: tuple[CacheTensor, ...]
+    plain_inputs: dict[str, np.dtype[Any]]
+    """Those of `input_ids`, `attention_mask`, `position_ids`, `cache_position` there are."""
+    has_logits_from: bool
+    lora_inputs: dict[str, tuple[int, ...]]
+    """Shapes by name (`omnidraft_npu.lora.lora_name`)."""
+    num_logits: int
+    logits_dtype: np.dtype[Any]
+    hidden_size: int | None
+    """Width of the `hidden_states` output; None if there is none."""
+
+
+def read_signature(
+    session: ort.InferenceSession,
+    path: Path,
+    *,
+    context_length: int,
+    num_logits: int,
+    head_dim: int | None = None,
+    cache: Cache | None = None,
+) -> GraphSignature:
+    """Read a session's inputs and outputs and check that the runtime can feed them.
+
+    Args:
+        session: The opened graph.
+        path: Its file, for messages.
+        context_length: The manifest's limit; a fixed buffer must have this many slots.
+        num_logits: The manifest's rows of the logits.
+        head_dim: Width of a head where the graph leaves it open.
+        cache: The manifest's kind of cache; None takes `shared` where the past has a fixed
+            length and `concat` otherwise.
+
+    Raises:
+        BundleError: an input or output is missing, unknown or does not match the manifest.
+    """
+    inputs = {i.name: i for i in session.get_inputs()}
+    outputs = {o.name: o for o in session.get_outputs()}
+    if missing := {"input_ids", "logits"} - inputs.keys() - outputs.keys():
+        raise BundleError(f"{path} has no {min(missing)!r}, so it is not a decoder graph")
+    tensors = _cache_tensors(inputs, outputs, path, head_dim)
+    slots = {inputs[t.past].shape[2] for t in tensors}
+    fixed = {s for s in slots if isinstance(s, int)}
+    if fixed - {context_length}:
+        raise BundleError(
+            f"{path} has a cache of {max(fixed)} tokens, the manifest says {context_length}"
+        )
+    if fixed and cache == "concat":
+        raise BundleError(f"{path} has a cache of fixed length, the manifest says `concat`")
+    plain = {name: inputs[name] for name in _PLAIN_RANKS if name in inputs}
+    for name, node in plain.items():
+        if len(node.shape) != _PLAIN_RANKS[name]:
+            raise BundleError(f"{path} wants {name} of shape {node.shape}, which is not supported")
+    lora = {n: tuple(i.shape) for n, i in inputs.items() if n.startswith("lora.")}
+    known = plain.keys() | lora.keys() | {t.past for t in tensors} | {LOGITS_FROM}
+    if unknown := sorted(inputs.keys() - known):
+        raise BundleError(f"{path} has an input {unknown[0]!r} that this runtime cannot feed")
+    rows = outputs["logits"].shape[-1]
+    if isinstance(rows, int) and rows != num_logits:
+        raise BundleError(f"{path} gives {rows} logits, the manifest says {num_logits}")
+    hidden = outputs.get("hidden_states")
+    overridable = {i.name for i in session.get_overridable_initializers()}
+    return GraphSignature(
+        cache=cache or ("shared" if fixed else "concat"),
+        cache_tensors=tensors,
+        plain_inputs={name: _dtype(node, path) for name, node in plain.items()},
+        has_logits_from=LOGITS_FROM in inputs.keys() | overridable,
+        lora_inputs=lora,
+        num_logits=num_logits,
+        logits_dtype=_dtype(outputs["logits"], path),
+        hidden_size=hidden.shape[-1] if hidden else None,
+    )
+
+
+def _cache_tensors(
+    inputs: dict[str, Any], outputs: dict[str, Any], path: Path, head_dim: int | None
+) -> tuple[CacheTensor, ...]:
+    tensors = []
+    for name, node in inputs.items():
+        match = _PAST.fullmatch(name)
+        if match is None:
+            continue
+        present = f"present.{match[1]}.{match[2]}"
+        if present not in outputs:
+            raise BundleError(f"{path} takes {name} but does not give {present}")
+        _, heads, _, dim = node.shape
+        dim = dim if isinstance(dim, int) else head_dim
+        if not isinstance(heads, int) or dim is None:
+            raise BundleError(f"{path} leaves the shape of {name} open: {node.shape}")
+        tensors.append(
+            CacheTensor(
+                past=name,
+                present=present,
+                num_heads=heads,
+                head_dim=dim,
+                dtype=_dtype(node, path),
+            )
+        )
+    if not tensors:
+        raise BundleError(
+            f"{path} has no past_key_values inputs: export it with a KV cache "
+            "(optimum: task text-generation-with-past)"
+        )
+    return tuple(tensors)
+
+
+def _dtype(node: Any, path: Path) -> np.dtype[Any]:
+    if node.type not in DTYPES:
+        raise BundleError(f"{path} has {node.name} of type {node.type}, which is not supported")
+    return DTYPES[node.type]
