@@ -10,7 +10,7 @@ import onnxruntime as ort
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.manifest import Cache
 
-DTYPES = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
     "tensor(int64)": np.dtype(np.int64),
