@@ -1,0 +1,75 @@
+"""Typed access to a configuration document that names the field in every complaint."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from omnidraft_npu.errors import CheckpointError
+
+
+class ConfigFields:
+    """Fields of one JSON document; a field that is null counts as absent."""
+
+    def __init__(self, document: Mapping[str, Any], source: str) -> None:
+        self._document = document
+        self.source = source
+        """What to call the document in an error."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value as it is, `default` where there is none."""
+        value = self._document.get(name)
+        return default if value is None else value
+
+    def text(self, name: str) -> str:
+        """A string."""
+        value = self.get(name)
+        if not isinstance(value, str):
+            raise self._invalid(name, value, "text")
+        return value
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number of at least `least`."""
+        value = self.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self._invalid(name, value, f"a whole number of at least {least}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self.get(name, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (math.isfinite(value) and value > 0):
+            raise self._invalid(name, value, "a number above zero")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """A truth value, false where there is none."""
+        value = self.get(name, False)
+        if not isinstance(value, bool):
+            raise self._invalid(name, value, "true or false")
+        return value
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """A nested object, empty where there is none."""
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise self._invalid(name, value, "an object")
+        return value
+
+    def unsupported(self, name: str, value: Any, meaning: str) -> CheckpointError:
+        """The error for a value that is valid but means `meaning`, which is not supported."""
+        shown = repr(value)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        return CheckpointError(
+            f"{self.source}: {name} is {shown}: {meaning} is not supported. Try --exporter optimum"
+        )
+
+    def _invalid(self, name: str, value: Any, wanted: str) -> CheckpointError:
+        if value is None:
+            return CheckpointError(
+                f"{self.source}: {name} is missing, it should be {wanted}; get the file again"
+            )
+        return CheckpointError(
+            f"{self.source}: {name} is {value!r}, it should be {wanted}; get the file again"
+        )

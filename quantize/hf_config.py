@@ -1,0 +1,224 @@
+"""From the fields of a Hugging Face `config.json` to a `DecoderConfig`.
+
+What a builder would compute wrongly (another attention, another rotary scaling,
+experts, quantised weights) is refused by name; nothing of that kind is ignored.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from omnidraft_npu.errors import CheckpointError
+
+from .architecture import Activation, DecoderConfig, LayerType
+from .config_fields import ConfigFields
+from .hf_rope import rope_configs
+
+SUPPORTED = "llama (vicuna too), mistral, qwen2, qwen3 and gemma3 text"
+
+# What transformers assumes where a file is silent; published gemma3 files leave most fields out.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False},
+    "mistral": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "sliding_window": 4096},
+    "qwen2": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "sliding_window": 4096},
+    "qwen3": {
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "sliding_window": 4096,
+        "head_dim": 128,
+    },
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+}
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+_LAYER_TYPES: dict[str, LayerType] = {"full_attention": "full", "sliding_attention": "sliding"}
+
+# Fields that change what is computed wherever they are set, and what they would ask for.
+_REFUSED = {
+    "quantization_config": "weights that are already quantised; use the original checkpoint",
+    "num_experts": "a mixture of experts",
+    "num_local_experts": "a mixture of experts",
+    "attn_logit_softcapping": "softcapping of attention scores",
+    "final_logit_softcapping": "softcapping of logits",
+    "use_bidirectional_attention": "attention that is not causal",
+    "use_mrope": "multimodal rotary positions",
+}
+
+
+def decoder_config(document: Mapping[str, Any], source: str) -> DecoderConfig:
+    """The decoder that a `config.json` of transformers 4 or 5 describes.
+
+    Args:
+        document: the parsed file; of a multimodal gemma3, the text part is taken.
+        source: what to call the file in an error.
+
+    Raises:
+        CheckpointError: the architecture or a variant of it is not supported, or a
+            field is missing or has an impossible value.
+    """
+    fields = _fields_of_text_model(document, source)
+    for name, meaning in _REFUSED.items():
+        value = fields.get(name)
+        if value:
+            raise fields.unsupported(name, value, meaning)
+    family = fields.text("model_type")
+    is_gemma = family == "gemma3_text"
+    hidden_size = fields.count("hidden_size")
+    num_heads = fields.count("num_attention_heads")
+    num_kv_heads = fields.count("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"{source}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads; "
+            "the file is damaged"
+        )
+    head_dim = _head_dim(fields, hidden_size, num_heads)
+    layer_types, window = _attention_kinds(fields)
+    rope, local_rope = rope_configs(fields)
+    has_bias = family in ("llama", "qwen3", "gemma3_text") and fields.flag("attention_bias")
+    return DecoderConfig(
+        architecture=family,
+        num_layers=len(layer_types),
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        num_logits=fields.count("vocab_size"),
+        context_length=fields.count("max_position_embeddings"),
+        norm_eps=fields.number("rms_norm_eps"),
+        rope=rope,
+        local_rope=local_rope if "sliding" in layer_types else None,
+        layer_types=layer_types,
+        sliding_window=window,
+        attention_scale=(fields.number("query_pre_attn_scalar") if is_gemma else head_dim) ** -0.5,
+        activation=_activation(fields),
+        has_qkv_bias=has_bias or family == "qwen2",
+        has_output_bias=has_bias,
+        has_mlp_bias=family == "llama" and fields.flag("mlp_bias"),
+        has_qk_norm=family in ("qwen3", "gemma3_text"),
+        has_sandwich_norms=is_gemma,
+        embedding_scale=hidden_size**0.5 if is_gemma else 1.0,
+        has_tied_head=fields.flag("tie_word_embeddings"),
+    )
+
+
+def _fields_of_text_model(document: Mapping[str, Any], source: str) -> ConfigFields:
+    """The decoder's own fields, completed with what transformers assumes."""
+    model_type = document.get("model_type")
+    if model_type == "gemma3":
+        text = document.get("text_config")
+        if not isinstance(text, Mapping):
+            raise CheckpointError(
+                f"{source}: model_type 'gemma3' without a text_config; get the file again"
+            )
+        shared = {
+            k: document[k] for k in ("tie_word_embeddings", "quantization_config") if k in document
+        }
+        document = shared | dict(text) | {"model_type": "gemma3_text"}
+        model_type = "gemma3_text"
+    if model_type not in _DEFAULTS:
+        raise CheckpointError(
+            f"{source}: model_type {model_type!r} is not supported; supported are {SUPPORTED}. "
+            "For another causal LM use --exporter optimum"
+        )
+    classes = document.get("architectures") or ["ForCausalLM"]
+    if not any(
+        str(name).endswith(("CausalLM", "ConditionalGeneration", "Model")) for name in classes
+    ):
+        raise CheckpointError(
+            f"{source}: architectures {classes} is not a causal language model; "
+            "use a checkpoint that generates text"
+        )
+    return ConfigFields(_DEFAULTS[model_type] | dict(document), source)
+
+
+def _head_dim(fields: ConfigFields, hidden_size: int, num_heads: int) -> int:
+    """`head_dim`, or the width shared out among the heads."""
+    if fields.get("head_dim") is None and hidden_size % num_heads:
+        raise CheckpointError(
+            f"{fields.source}: hidden_size {hidden_size} is not a multiple of "
+            f"{num_heads} heads and there is no head_dim; the file is damaged"
+        )
+    head_dim = fields.count("head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise fields.unsupported("head_dim", head_dim, "an odd head size, which rotary needs even")
+    return head_dim
+
+
+def _activation(fields: ConfigFields) -> Activation:
+    """The gate's activation; gemma3 keeps it in a field of its own."""
+    is_gemma = fields.get("model_type") == "gemma3_text"
+    name = "hidden_activation" if is_gemma else "hidden_act"
+    value = fields.get(name, "silu")
+    if value not in _ACTIVATIONS:
+        raise fields.unsupported(name, value, f"an activation other than {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[value]
+
+
+def _attention_kinds(fields: ConfigFields) -> tuple[tuple[LayerType, ...], int | None]:
+    """Kind of every layer, and the window of the sliding ones (None where there are none)."""
+    num_layers = fields.count("num_hidden_layers")
+    kinds = _usual_kinds(fields, num_layers)
+    stated = fields.get("layer_types")
+    if stated is not None:
+        kinds = _stated_kinds(fields, stated, kinds)
+    if len(kinds) != num_layers:
+        raise CheckpointError(
+            f"{fields.source}: layer_types names {len(kinds)} layers, num_hidden_layers is "
+            f"{num_layers}; the file is damaged"
+        )
+    return kinds, fields.count("sliding_window") if "sliding" in kinds else None
+
+
+def _usual_kinds(fields: ConfigFields, num_layers: int) -> tuple[LayerType, ...]:
+    """What the family does where `layer_types` is silent."""
+    match fields.text("model_type"):
+        case "gemma3_text":
+            # transformers 5 writes the field with an underscore.
+            period = fields.count(
+                "sliding_window_pattern", fields.count("_sliding_window_pattern", 6)
+            )
+            return tuple("sliding" if (i + 1) % period else "full" for i in range(num_layers))
+        case "mistral":
+            first_sliding = num_layers if fields.get("sliding_window") is None else 0
+        case "qwen2" | "qwen3" if _has_window(fields):
+            first_sliding = fields.count("max_window_layers", 28, least=0)
+        case _:
+            first_sliding = num_layers
+    return tuple("sliding" if i >= first_sliding else "full" for i in range(num_layers))
+
+
+def _has_window(fields: ConfigFields) -> bool:
+    return fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
+
+
+def _stated_kinds(
+    fields: ConfigFields, stated: Any, usual: tuple[LayerType, ...]
+) -> tuple[LayerType, ...]:
+    """`layer_types` in our words, where the family really follows them."""
+    for name in stated:
+        if name not in _LAYER_TYPES:
+            raise fields.unsupported("layer_types", name, "a layer neither full nor sliding")
+    kinds = tuple(_LAYER_TYPES[name] for name in stated)
+    family = fields.text("model_type")
+    if family in ("llama", "mistral") and kinds != usual:
+        raise fields.unsupported("layer_types", list(stated), f"a mixture that no {family} has")
+    if family in ("qwen2", "qwen3") and "sliding" in kinds and not _has_window(fields):
+        raise fields.unsupported("use_sliding_window", False, "sliding layers without a window")
+    return kinds

@@ -1,0 +1,125 @@
+"""A tensor that lies in a file: where it is, how it is encoded, and reading it as float32.
+
+Reading costs the float32 result and one block of a few MB, whatever the encoding.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from omnidraft_npu.errors import CheckpointError
+
+FLOAT_ENCODINGS = ("F32", "F16", "BF16")
+BLOCK_ENCODINGS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+
+# Values an encoding decodes at a time, and the bytes they take in the file.
+_BLOCKS = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+
+_VALUES_A_READ = 1 << 20
+
+
+def stored_bytes(shape: tuple[int, ...], encoding: str) -> int:
+    """Bytes that a tensor of a supported encoding takes in its file."""
+    values, size = _BLOCKS[encoding]
+    return prod(shape) // values * size
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """Place, shape and encoding of one tensor."""
+
+    name: str
+    """As the file calls it."""
+    path: Path
+    offset: int
+    """Bytes from the start of the file."""
+    shape: tuple[int, ...]
+    """Slowest dimension first."""
+    encoding: str
+    """One of `FLOAT_ENCODINGS`, or of ggml's `BLOCK_ENCODINGS`."""
+
+    def read(self) -> npt.NDArray[np.float32]:
+        """The values, ``[*shape]``, all finite.
+
+        Raises:
+            CheckpointError: the file ends early or cannot be read, or a value is NaN or infinite.
+        """
+        result = np.empty(prod(self.shape), np.float32)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                for start in range(0, result.size, _VALUES_A_READ):
+                    block = result[start : start + _VALUES_A_READ]
+                    size = stored_bytes(block.shape, self.encoding)
+                    raw = np.fromfile(file, np.uint8, size)
+                    if raw.size != size:
+                        raise CheckpointError(
+                            f"{self.path.name}: the file ends inside tensor {self.name}; "
+                            "get it again"
+                        )
+                    block[...] = _decode(raw, self.encoding)
+                    self._check_finite(block)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path.name}: cannot read tensor {self.name}: {error.strerror}"
+            ) from error
+        return result.reshape(self.shape)
+
+    def _check_finite(self, values: npt.NDArray[np.float32]) -> None:
+        if not np.isfinite(values).all():
+            found = "NaN" if np.isnan(values).any() else "an infinite value"
+            raise CheckpointError(
+                f"{self.path.name}: tensor {self.name} holds {found}; the checkpoint is damaged "
+                "or its training diverged, use another one"
+            )
+
+
+def _decode(raw: npt.NDArray[np.uint8], encoding: str) -> npt.NDArray[np.floating[Any]]:
+    """The numbers that some whole blocks stand for."""
+    match encoding:
+        case "F32":
+            return raw.view("<f4")
+        case "F16":
+            return raw.view("<f2")
+        case "BF16":  # the upper half of a float32
+            return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    from gguf import GGMLQuantizationType, quants
+
+    # One long row: the package loops in Python over groups of rows.
+    values: npt.NDArray[np.float32] = quants.dequantize(
+        raw.reshape(1, -1), GGMLQuantizationType[encoding]
+    )
+    return values[0]
+
+
+def have_equal_bytes(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors are stored alike, bit for bit; reads both, a block at a time."""
+    if one == other:
+        return True
+    if (one.shape, one.encoding) != (other.shape, other.encoding):
+        return False
+    left = stored_bytes(one.shape, one.encoding)
+    with one.path.open("rb") as first, other.path.open("rb") as second:
+        first.seek(one.offset)
+        second.seek(other.offset)
+        while left:
+            size = min(left, _VALUES_A_READ)
+            if first.read(size) != second.read(size):
+                return False
+            left -= size
+    return True
