@@ -2,13 +2,15 @@
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .vocabulary import Role, Vocabulary, kind_of
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    pass
 
 
 class PieceEncoder:
@@ -24,25 +26,25 @@ class PieceEncoder:
         from tokenizers import Tokenizer
 
         self.vocabulary = vocabulary
+        self._bytes = vocabulary.all_bytes()
         self._tokenizer: Tokenizer = Tokenizer.from_str(
             json.dumps(plain_document(document, vocabulary))
         )
 
-    def encode(self, data: bytes) -> list[int]:
-        """Pieces whose bytes are `data`; a byte that no piece holds is left out."""
+    def encode(self, data: bytes) -> tuple[list[int], list[int]]:
+        """Pieces that spell `data`, and where in it each begins.
+
+        A byte that no piece holds is left out.
+        """
         pieces: list[int] = []
-        while data:
-            try:
-                text, rest = data.decode(), b""
-                broken = b""
-            except UnicodeDecodeError as error:
-                text, broken = data[: error.start].decode(), data[error.start : error.end]
-                rest = data[error.end :]
-            if text:
-                pieces += self._encode_text(text)
-            pieces += self._longest_matches(broken)
-            data = rest
-        return pieces
+        starts: list[int] = []
+        at = 0
+        for part, is_text in _parts(data):
+            found, offsets = self._encode_text(part) if is_text else self._longest_matches(part)
+            pieces += found
+            starts += [at + offset for offset in offsets]
+            at += len(part)
+        return pieces, starts
 
     def encode_batch(self, strings: Sequence[bytes]) -> list[list[int]]:
         """The pieces of every byte string; empty for one that cannot be spelled exactly."""
@@ -58,44 +60,56 @@ class PieceEncoder:
         spellings: list[list[int]] = [[] for _ in strings]
         for i, encoding in zip(texts, encodings, strict=True):
             spellings[i] = encoding.ids
-        table = self.vocabulary.all_bytes()
-        size = len(table)
         for i, data in enumerate(strings):
-            pieces = spellings[i]
-            if (
-                not pieces
-                or max(pieces) >= size
-                or b"".join([table[piece] for piece in pieces]) != data
-            ):
-                pieces = self._longest_matches(data)
-                is_exact = b"".join([table[piece] for piece in pieces]) == data
-                spellings[i] = pieces if is_exact else []
+            if not self._spells(spellings[i], data):
+                pieces, _ = self._longest_matches(data)
+                spellings[i] = pieces if self._spells(pieces, data) else []
         return spellings
 
-    def _encode_text(self, text: str) -> list[int]:
-        pieces: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        data = text.encode()
-        vocabulary = self.vocabulary
-        if max(pieces, default=0) < vocabulary.size and data == b"".join(
-            [vocabulary.token_bytes(piece) for piece in pieces]
-        ):
-            return pieces
-        return self._longest_matches(data)
+    def _encode_text(self, data: bytes) -> tuple[list[int], list[int]]:
+        pieces: list[int] = self._tokenizer.encode(data.decode(), add_special_tokens=False).ids
+        if not self._spells(pieces, data):
+            return self._longest_matches(data)
+        ends = np.cumsum(self.vocabulary.lengths[pieces])
+        return pieces, [0, *ends[:-1].tolist()]
 
-    def _longest_matches(self, data: bytes) -> list[int]:
+    def _longest_matches(self, data: bytes) -> tuple[list[int], list[int]]:
         table, longest = self.vocabulary.by_bytes, int(self.vocabulary.lengths.max(initial=0))
         pieces: list[int] = []
+        starts: list[int] = []
         at = 0
         while at < len(data):
             for end in range(min(len(data), at + longest), at, -1):
                 piece = table.get(data[at:end])
                 if piece is not None:
                     pieces.append(piece)
+                    starts.append(at)
                     at = end
                     break
             else:
                 at += 1
-        return pieces
+        return pieces, starts
+
+    def _spells(self, pieces: Sequence[int], data: bytes) -> bool:
+        if not pieces or max(pieces) >= self.vocabulary.size:
+            return False
+        return b"".join([self._bytes[piece] for piece in pieces]) == data
+
+
+def _parts(data: bytes) -> Iterator[tuple[bytes, bool]]:
+    """`data` cut into stretches of valid UTF-8 and of other bytes."""
+    at = 0
+    while at < len(data):
+        try:
+            data[at:].decode()
+            start = end = len(data)
+        except UnicodeDecodeError as error:
+            start, end = at + error.start, at + error.end
+        if start > at:
+            yield data[at:start], True
+        if end > start:
+            yield data[start:end], False
+        at = end
 
 
 def plain_document(document: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Spellings:
     """``[mapped + 1]``; token i is spelled ``pieces[offsets[i]:offsets[i + 1]]``."""
     pieces: Ids
     aliases: Ids
-    """``[aliases, 2]`` end-of-response pieces without a token, each with the piece it stands for."""
+    """``[aliases, 2]`` end-of-response pieces without a token, each with its stand-in."""
 
     @classmethod
     def from_runs(

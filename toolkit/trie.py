@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def _depth_first(
     holds where each level starts. Both results are by old number.
     """
     sizes = np.ones(len(parent), np.int64)
-    bounds = list(zip(levels, levels[1:], strict=False))
+    bounds = list(pairwise(levels))
     for start, end in bounds[:0:-1]:
         np.add.at(sizes, parent[start:end], sizes[start:end])
     order = np.zeros(len(parent), np.int64)
@@ -210,5 +211,7 @@ def _map_safetensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str,
             start, end = entry["data_offsets"]
             arrays[name] = data[start:end].view("<i4").reshape(entry["shape"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
-        raise BundleError(f"{path.name} cannot be read ({error}): export the bundle again") from error
+        raise BundleError(
+            f"{path.name} cannot be read ({error}): export the bundle again"
+        ) from error
     return arrays, metadata

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -123,9 +124,7 @@ class Vocabulary:
             roles=roles,
             is_fallback=is_fallback,
             special_contents={
-                i: contents[i]
-                for i in np.flatnonzero(roles != Role.TEXT).tolist()
-                if i in contents
+                i: contents[i] for i in np.flatnonzero(roles != Role.TEXT).tolist() if i in contents
             },
             bos_token_id=bos_token_id,
         )
@@ -142,7 +141,7 @@ class Vocabulary:
     def all_bytes(self) -> list[bytes]:
         """The bytes of every id, in order."""
         offsets = self.offsets.tolist()
-        return [self.blob[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        return [self.blob[a:b] for a, b in pairwise(offsets)]
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:

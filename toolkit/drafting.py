@@ -1,0 +1,126 @@
+"""The model drafter: a small model that drafts for the target through the bridge."""
+
+import time
+from collections.abc import Sequence, Set
+
+from .bridge import Bridge
+from .proposal import Proposal
+from .speculative import CausalLM, Logits
+from .walk import Walk
+
+_MAX_SCORED = 16
+"""Pieces that are scored at once; of more, all but the last are prefilled first."""
+
+
+class ModelDrafter:
+    """A proposer that follows the context in the drafter's own pieces and drafts from its logits.
+
+    Up to `max_draft_tokens` pieces are drawn a round; the walk turns them into target
+    tokens. Drafting stops after an end-of-response token.
+
+    The model's cache is cropped to what the new context has in common with the old. A
+    context that outgrows the drafter's own context length is followed in its later
+    part: half the length is kept, and prefilled anew each time the window is full.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        bridge: Bridge,
+        walk: Walk,
+        *,
+        end_token_ids: Set[int] = frozenset(),
+    ) -> None:
+        """Draft with these parts.
+
+        Args:
+            model: The drafter; its cache belongs to this object from now on.
+            bridge: The target's context in the drafter's pieces.
+            walk: The drafter's pieces as target tokens.
+            end_token_ids: Target ids that end a response.
+        """
+        self._model = model
+        self._bridge = bridge
+        self._walk = walk
+        self._end_token_ids = end_token_ids
+        self._cached: list[int] = []
+        """Pieces in the model's cache."""
+        self._settled = 0
+        """Leading pieces of the bridge that are as they were when `_cached` last followed them."""
+        self._window = bridge.num_head
+        """First piece after the head that the model sees."""
+        self._model_s = 0.0
+        model.rewind(0)
+
+    def begin(self, context: Sequence[int]) -> None:
+        """Follow a new context and prefill the model with it."""
+        self._bridge.begin(context)
+        self._settled = self._window = self._bridge.num_head
+        missing = self._crop(1 + self._model.context_length // 8)
+        if len(missing) > 1 and len(self._cached) + len(missing) <= self._model.context_length:
+            self._model.prefill(missing[:-1])
+            self._cached += missing[:-1]
+
+    def observe(self, token_ids: Sequence[int]) -> None:
+        """Extend the context by what the target decided."""
+        self._settled = min(self._settled, self._bridge.extend(token_ids))
+
+    def propose(self, max_draft_tokens: int) -> Proposal:
+        """Draw up to `max_draft_tokens` pieces and give the target tokens that they spell.
+
+        Empty where there is no context to draft from, it does not fit into the model, or
+        the pieces spell nothing.
+        """
+        walk, self._model_s = self._walk, 0.0
+        walk.begin()
+        missing = self._crop(max_draft_tokens)
+        room = self._model.context_length - len(self._cached) - len(missing) + 1
+        num_pieces = min(max_draft_tokens, room) if missing else 0
+        for _ in range(num_pieces):
+            piece = walk.step(self._score(missing))
+            if piece is None or (walk.token_ids and walk.token_ids[-1] in self._end_token_ids):
+                break
+            missing = [piece]
+        walk.finish()
+        return Proposal(
+            token_ids=tuple(walk.token_ids), walk=tuple(walk.visits), model_s=self._model_s
+        )
+
+    def _score(self, pieces: Sequence[int]) -> Logits:
+        """``[pieces]`` logits after these, which join the cache."""
+        start = time.perf_counter()
+        self._cached += pieces
+        if len(pieces) > _MAX_SCORED:
+            self._model.prefill(pieces[:-1])
+            pieces = pieces[-1:]
+        logits: Logits = self._model.score(pieces)[-1]
+        self._model_s += time.perf_counter() - start
+        return logits
+
+    def _crop(self, num_new: int) -> Sequence[int]:
+        """Crop the cache to what it shares with the context; the pieces that it lacks.
+
+        At least one, so that there are logits to draft from, unless the context is empty.
+        Leaves room to draw `num_new` pieces, where the context length allows.
+        """
+        pieces, head = self._bridge.pieces, self._bridge.num_head
+        limit = self._model.context_length
+        if self._settled < self._window:
+            self._move_window(head)
+        if head + len(pieces) - self._window + num_new - 1 > limit:
+            self._move_window(len(pieces) - max(1, limit // 2 - head))
+        shift = self._window - head
+        num_visible = len(pieces) - shift
+        common = min(len(self._cached), max(self._settled - shift, head))
+        end = min(len(self._cached), num_visible - 1)
+        while common < end and self._cached[common] == pieces[common + shift]:
+            common += 1
+        common = max(0, min(common, end))
+        self._settled = len(pieces)
+        del self._cached[common:]
+        self._model.rewind(common)
+        return [*pieces[common:head], *pieces[max(common, head) + shift :]]
+
+    def _move_window(self, window: int) -> None:
+        self._window = max(window, self._bridge.num_head)
+        del self._cached[self._bridge.num_head :]
