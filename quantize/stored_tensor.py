@@ -90,14 +90,14 @@ class StoredTensor:
 
 
 def _decode(raw: npt.NDArray[np.uint8], encoding: str) -> npt.NDArray[np.floating[Any]]:
-    """The numbers that some whole blocks stand for."""
+    """The numbers that some whole blocks stand for (little-endian, as every supported host)."""
     match encoding:
         case "F32":
-            return raw.view("<f4")
+            return raw.view(np.float32)
         case "F16":
-            return raw.view("<f2")
+            return raw.view(np.float16)
         case "BF16":  # the upper half of a float32
-            return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+            return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     from gguf import GGMLQuantizationType, quants
 
     # One long row: the package loops in Python over groups of rows.

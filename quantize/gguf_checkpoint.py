@@ -1,0 +1,64 @@
+"""A GGUF file as a checkpoint: llama.cpp's conventions turned into ours."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .architecture import DecoderConfig
+from .checkpoint import SourceFiles, TokenizerFiles
+from .gguf_config import config_document
+from .gguf_file import GgufHeader, read_gguf_header
+from .gguf_rope import half_split_rows
+from .hf_config import decoder_config
+from .stored_checkpoint import StoredCheckpoint, Tensor, match_tensors, refuse_unused
+from .tensor_names import gguf_name
+
+_FREQUENCY_FACTORS = "rope_freqs.weight"
+
+
+def open_gguf(path: Path) -> StoredCheckpoint:
+    """The checkpoint in a GGUF file; reads the header, and no tensor of the decoder.
+
+    Raises:
+        CheckpointError: the file is damaged, not a GGUF or not supported.
+    """
+    header = read_gguf_header(path)
+    document = config_document(header, _frequency_factors(header), path.name)
+    config = decoder_config(document, path.name)
+    names = {name: gguf_name(name) for name in config.tensor_shapes()}
+    stored = match_tensors(config, names, header.tensors, path.name)
+    unused = header.tensors.keys() - {*names.values(), _FREQUENCY_FACTORS}
+    refuse_unused(unused, config, path.name)
+    is_interleaved = header.fields["general.architecture"] == "llama"
+    return StoredCheckpoint(
+        path=path,
+        config=config,
+        source_files=SourceFiles(config=document),
+        stored=stored,
+        to_canonical=partial(_to_canonical, config=config, is_interleaved=is_interleaved),
+        read_tokenizer=partial(_read_tokenizer, header.fields),
+    )
+
+
+def _frequency_factors(header: GgufHeader) -> list[float] | None:
+    stored = header.tensors.get(_FREQUENCY_FACTORS)
+    return None if stored is None else [float(value) for value in stored.read()]
+
+
+def _to_canonical(
+    name: str, values: Tensor, *, config: DecoderConfig, is_interleaved: bool
+) -> Tensor:
+    """Half-split rotary rows; the norms of gemma hold the applied factor already."""
+    match name.rpartition(".")[2]:
+        case "q_proj" | "q_bias" if is_interleaved:
+            return half_split_rows(values, config.num_heads)
+        case "k_proj" | "k_bias" if is_interleaved:
+            return half_split_rows(values, config.num_kv_heads)
+    return values
+
+
+def _read_tokenizer(fields: Mapping[str, Any]) -> TokenizerFiles:
+    from .gguf_tokenizer import tokenizer_from_gguf
+
+    return tokenizer_from_gguf(fields)

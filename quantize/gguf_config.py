@@ -1,0 +1,184 @@
+"""From the metadata of a GGUF file to the `config.json` that describes the same decoder."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from omnidraft_npu.errors import CheckpointError
+
+from .config_fields import ConfigFields
+from .gguf_file import GgufHeader
+from .gguf_rope import llama3_scaling
+from .hf_config import SUPPORTED
+
+_FAMILIES = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+}
+
+# Metadata that changes what is computed, and the values that leave it as it is.
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "rope.scaling.attn_factor": (0, 1),
+}
+
+
+def config_document(
+    header: GgufHeader, frequency_factors: Sequence[float] | None, source: str
+) -> dict[str, Any]:
+    """A `config.json` as transformers 4 would write it; `decoder_config` checks it further.
+
+    Args:
+        header: metadata, and the tensors: whether biases and a head are there decides.
+        frequency_factors: ``[head_dim / 2]`` what rotary frequencies are divided by, from the
+            file's ``rope_freqs.weight``. None where it has none.
+        source: what to call the file in an error.
+
+    Raises:
+        CheckpointError: the architecture or a variant of it is not supported, or metadata is
+            missing.
+    """
+    fields = _own_fields(header, source)
+    for name, harmless in _REFUSED.items():
+        value = fields.get(name)
+        if value is not None and value not in harmless:
+            raise fields.unsupported(name, value, "a decoder with this factor or switch")
+    family = fields.text("general.architecture")
+    model_type, class_name = _FAMILIES[family]
+    num_heads = fields.count("attention.head_count")
+    hidden_size = fields.count("embedding_length")
+    head_dim = fields.count("attention.key_length", hidden_size // num_heads)
+    if fields.count("attention.value_length", head_dim) != head_dim:
+        raise fields.unsupported(
+            "attention.value_length", fields.get("attention.value_length"), "values unlike keys"
+        )
+    document = {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "vocab_size": header.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.count("feed_forward_length"),
+        "num_hidden_layers": fields.count("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": fields.count("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": fields.count("context_length"),
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "attention_bias": "blk.0.attn_output.bias" in header.tensors,
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "num_experts": fields.get("expert_count"),
+        "final_logit_softcapping": fields.get("final_logit_softcapping"),
+        "attn_logit_softcapping": fields.get("attn_logit_softcapping"),
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+    }
+    document |= _rotary(fields, head_dim, frequency_factors)
+    document |= _variant(fields, model_type, header)
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def _own_fields(header: GgufHeader, source: str) -> ConfigFields:
+    """The metadata without the architecture's name before the keys."""
+    family = header.fields.get("general.architecture")
+    if family not in _FAMILIES:
+        raise CheckpointError(
+            f"{source}: architecture {family!r} is not supported; supported are {SUPPORTED}. "
+            "For another causal LM use its Hugging Face folder and --exporter optimum"
+        )
+    if header.fields.get("split.count", 1) > 1:
+        raise CheckpointError(
+            f"{source} is one of {header.fields['split.count']} parts; "
+            "join them first with llama-gguf-split --merge"
+        )
+    if "token_embd.weight" not in header.tensors:
+        raise CheckpointError(f"{source}: tensor token_embd.weight is missing; get the file again")
+    plain = {k.removeprefix(f"{family}."): _plain(v) for k, v in header.fields.items()}
+    return ConfigFields(plain, source)
+
+
+def _plain(value: Any) -> Any:
+    """A float32 as it is usually written (1e-06), a list of equal items as the item."""
+    if isinstance(value, float):
+        return float(str(np.float32(value)))
+    if isinstance(value, list) and value and all(item == value[0] for item in value):
+        return value[0]
+    return value
+
+
+def _rotary(
+    fields: ConfigFields, head_dim: int, frequency_factors: Sequence[float] | None
+) -> dict[str, Any]:
+    """Rotary fields of transformers 4."""
+    default = 1_000_000.0 if fields.get("general.architecture") == "gemma3" else 10_000.0
+    rotary: dict[str, Any] = {"rope_theta": fields.number("rope.freq_base", default)}
+    rotated = fields.count("rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        rotary["partial_rotary_factor"] = rotated / head_dim
+    kind = fields.get("rope.scaling.type", "none")
+    if kind != "none":
+        rotary["rope_scaling"] = {"rope_type": kind, "factor": fields.get("rope.scaling.factor")}
+    elif fields.get("rope.scale_linear", 1.0) != 1.0:
+        rotary["rope_scaling"] = {"rope_type": "linear", "factor": fields.get("rope.scale_linear")}
+    if frequency_factors is not None:
+        scaling = llama3_scaling(frequency_factors, rotary["rope_theta"])
+        if scaling is None or "rope_scaling" in rotary:
+            raise fields.unsupported(
+                "rope_freqs.weight", list(frequency_factors), "rotary scaling but llama3's"
+            )
+        rotary["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_context_length,
+        }
+    return rotary
+
+
+def _variant(fields: ConfigFields, model_type: str, header: GgufHeader) -> dict[str, Any]:
+    """Fields that one family only has."""
+    window = fields.get("attention.sliding_window")
+    if model_type == "gemma3_text":
+        return _gemma3(fields, window)
+    own: dict[str, Any] = {"hidden_act": "silu"}
+    if model_type == "llama":
+        own["mlp_bias"] = "blk.0.ffn_down.bias" in header.tensors
+    if window is None:
+        return own
+    if model_type != "llama":
+        raise fields.unsupported("attention.sliding_window", window, "a window in this family")
+    # Mistral's files are of architecture llama.
+    return own | {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": window,
+    }
+
+
+def _gemma3(fields: ConfigFields, window: int | None) -> dict[str, Any]:
+    hidden_size, num_heads = fields.count("embedding_length"), fields.count("attention.head_count")
+    # The file does not say the attention scale; 27B, the one of 62 layers, is the exception.
+    is_27b = fields.count("block_count") == 62
+    own: dict[str, Any] = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": hidden_size // num_heads
+        if is_27b
+        else fields.count("attention.key_length", 256),
+        "rope_local_base_freq": fields.number("rope.freq_base_swa", 10_000.0),
+        "sliding_window": window,
+    }
+    pattern = fields.get("attention.sliding_window_pattern", 6)
+    if isinstance(pattern, list):
+        own["layer_types"] = ["sliding_attention" if on else "full_attention" for on in pattern]
+    else:
+        own["sliding_window_pattern"] = pattern
+    return own
