@@ -124,7 +124,9 @@ def _run_stages(request: ExportRequest, stages: Stages, progress: Progress) -> M
         stages.run(
             f"spelling {target.name} with {drafter.name}",
             f"spellings/{target.name}",
-            lambda root, tell, target=target: export_spelling(root, drafter, target, tell),
+            lambda root, tell, target=target: export_spelling(
+                root, stages.root, drafter, target, tell
+            ),
             progress,
         )
     files = stages.files()
