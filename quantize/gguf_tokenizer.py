@@ -1,0 +1,185 @@
+"""The exact tokenizer of a GGUF file, whose metadata keeps tokens but not how text is split."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omnidraft_npu.errors import TokenizerError
+
+from .checkpoint import TokenizerFiles
+from .pretokenizers import PRETOKENIZERS, PreTokenizer
+from .rebuilt_checks import check_rebuilt
+from .tokenizer_documents import (
+    SPACE_MARK,
+    Piece,
+    PieceKind,
+    byte_level_document,
+    space_mark_document,
+    to_json,
+)
+
+_PREFIX = "tokenizer.ggml."
+# Control tokens that end a response whatever the file calls its end.
+_ENDS = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>")
+
+
+def tokenizer_from_gguf(fields: Mapping[str, Any]) -> TokenizerFiles:
+    """The tokenizer that a GGUF file's metadata describes, rebuilt exactly or not at all.
+
+    Args:
+        fields: Metadata key -> value, arrays as sequences.
+
+    Raises:
+        TokenizerError: the metadata lacks something, or describes a tokenizer whose way of
+            splitting text is not known here.
+    """
+    model = fields.get(_PREFIX + "model")
+    if model == "gpt2":
+        return _byte_level(fields)
+    if model == "llama":
+        return _space_mark(fields)
+    raise TokenizerError(
+        f"the GGUF file's tokenizer model {model!r} is not supported, only 'gpt2' and 'llama' "
+        "are: use the Hugging Face checkpoint of this model"
+    )
+
+
+def _byte_level(fields: Mapping[str, Any]) -> TokenizerFiles:
+    name = fields.get(_PREFIX + "pre")
+    pre = PRETOKENIZERS.get(str(name))
+    if pre is None:
+        known = ", ".join(PRETOKENIZERS)
+        raise TokenizerError(
+            f"the GGUF file splits text the way it calls {name!r}, which is not known (known: "
+            f"{known}), and a guess would give wrong ids: use the Hugging Face checkpoint "
+            "of this model"
+        )
+    pieces = _pieces(fields)
+    bos = _wanted_bos(fields, pieces, default=pre.adds_bos)
+    merges = [_pair(text) for text in _array(fields, "merges")]
+    document = byte_level_document(pieces, merges, pre, _text(pieces, bos))
+    return _files(fields, pieces, document, bos, pre)
+
+
+def _space_mark(fields: Mapping[str, Any]) -> TokenizerFiles:
+    if (
+        fields.get(_PREFIX + "remove_extra_whitespaces")
+        or (_PREFIX + "precompiled_charsmap") in fields
+    ):
+        raise TokenizerError(
+            "the GGUF file's tokenizer rewrites its text (remove_extra_whitespaces or a character "
+            "map), which is not supported: use the Hugging Face checkpoint of this model"
+        )
+    pieces = _pieces(fields, scores=_array(fields, "scores"))
+    bos = _wanted_bos(fields, pieces, default=True)
+    document = space_mark_document(
+        pieces,
+        add_space_prefix=bool(fields.get(_PREFIX + "add_space_prefix", True)),
+        bos=_text(pieces, bos),
+    )
+    return _files(fields, pieces, document, bos, None)
+
+
+def _files(
+    fields: Mapping[str, Any],
+    pieces: Sequence[Piece],
+    document: Mapping[str, Any],
+    bos: int | None,
+    pre: PreTokenizer | None,
+) -> TokenizerFiles:
+    text = to_json(document)
+    check_rebuilt(text, pieces, pre)
+    config: dict[str, Any] = {
+        "add_bos_token": bos is not None,
+        "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    for key, role in (
+        ("bos_token", "bos"),
+        ("eos_token", "eos"),
+        ("unk_token", "unknown"),
+        ("pad_token", "padding"),
+    ):
+        token = _text(pieces, _special_id(fields, role, len(pieces)))
+        if token is not None:
+            config[key] = token
+    template = fields.get("tokenizer.chat_template")
+    if template:
+        config["chat_template"] = str(template)
+    return TokenizerFiles(
+        tokenizer_json=text,
+        tokenizer_config=config,
+        eos_token_ids=tuple(dict.fromkeys(_ends(fields, pieces))),
+        bos_token_id=bos,
+    )
+
+
+def _pieces(fields: Mapping[str, Any], scores: Sequence[float] | None = None) -> list[Piece]:
+    """The tokens in the order of their ids."""
+    texts = _array(fields, "tokens")
+    kinds = _array(fields, "token_type")
+    for name, values in (("token_type", kinds), ("scores", scores)):
+        if values is not None and len(values) != len(texts):
+            raise TokenizerError(
+                f"the GGUF file has {len(texts)} tokens but {len(values)} {_PREFIX}{name}: "
+                "it is damaged, get it again"
+            )
+    has_marks = scores is not None
+    pieces = []
+    for i, (text, number) in enumerate(zip(texts, kinds, strict=True)):
+        kind = PieceKind(int(number))
+        # Converters write the spaces of user-defined tokens as they are.
+        if has_marks and kind == PieceKind.USER_DEFINED:
+            text = text.replace(" ", SPACE_MARK)
+        pieces.append(
+            Piece(text=text, kind=kind, score=0.0 if scores is None else float(scores[i]))
+        )
+    return pieces
+
+
+def _array(fields: Mapping[str, Any], name: str) -> Sequence[Any]:
+    values = fields.get(_PREFIX + name)
+    if values is None:
+        raise TokenizerError(
+            f"the GGUF file has no {_PREFIX}{name}, without which its tokenizer cannot be rebuilt: "
+            "use the Hugging Face checkpoint of this model"
+        )
+    return list(values)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    left, _, right = text.partition(" ")
+    return left, right
+
+
+def _wanted_bos(fields: Mapping[str, Any], pieces: Sequence[Piece], default: bool) -> int | None:
+    """The id that begins every sequence, None where the model wants none."""
+    if not fields.get(_PREFIX + "add_bos_token", default):
+        return None
+    return _special_id(fields, "bos", len(pieces))
+
+
+def _special_id(fields: Mapping[str, Any], role: str, size: int) -> int | None:
+    value = fields.get(f"{_PREFIX}{role}_token_id")
+    if value is None:
+        return None
+    if not 0 <= int(value) < size:
+        raise TokenizerError(
+            f"{_PREFIX}{role}_token_id is {value}, but the GGUF file has {size} tokens: "
+            "it is damaged, get it again"
+        )
+    return int(value)
+
+
+def _text(pieces: Sequence[Piece], token_id: int | None) -> str | None:
+    return None if token_id is None else pieces[token_id].text
+
+
+def _ends(fields: Mapping[str, Any], pieces: Sequence[Piece]) -> Iterator[int]:
+    """Every id that ends a response: the declared ones first, then those known by name."""
+    for role in ("eos", "eot", "eom"):
+        token_id = _special_id(fields, role, len(pieces))
+        if token_id is not None:
+            yield token_id
+    for i, piece in enumerate(pieces):
+        if piece.kind == PieceKind.CONTROL and piece.text in _ENDS:
+            yield i
