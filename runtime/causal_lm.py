@@ -51,7 +51,6 @@ class OnnxModel:
         vocab_size: int,
         num_logits: int,
         cache: Cache | None = None,
-        head_dim: int | None = None,
         threads: int | None = None,
     ) -> "OnnxModel":
         """Open a graph on the CPU provider.
@@ -61,7 +60,7 @@ class OnnxModel:
             context_length: Most tokens a conversation may hold.
             vocab_size: Real token ids; logits rows past it are padding and never shown.
             num_logits: Rows of the logits.
-            cache, head_dim: see `read_signature`.
+            cache: see `read_signature`.
             threads: see `open_cpu_session`.
 
         Raises:
@@ -74,7 +73,6 @@ class OnnxModel:
             path,
             context_length=context_length,
             num_logits=num_logits,
-            head_dim=head_dim,
             cache=cache,
         )
         return cls(session, signature, context_length=context_length, vocab_size=vocab_size)

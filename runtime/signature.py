@@ -59,7 +59,6 @@ def read_signature(
     *,
     context_length: int,
     num_logits: int,
-    head_dim: int | None = None,
     cache: Cache | None = None,
 ) -> GraphSignature:
     """Read a session's inputs and outputs and check that the runtime can feed them.
@@ -69,7 +68,6 @@ def read_signature(
         path: Its file, for messages.
         context_length: The manifest's limit; a fixed buffer must have this many slots.
         num_logits: The manifest's rows of the logits.
-        head_dim: Width of a head where the graph leaves it open.
         cache: The manifest's kind of cache; None takes `shared` where the past has a fixed
             length and `concat` otherwise.
 
@@ -80,7 +78,7 @@ def read_signature(
     outputs = {o.name: o for o in session.get_outputs()}
     if missing := {"input_ids", "logits"} - inputs.keys() - outputs.keys():
         raise BundleError(f"{path} has no {min(missing)!r}, so it is not a decoder graph")
-    tensors = _cache_tensors(inputs, outputs, path, head_dim)
+    tensors = _cache_tensors(inputs, outputs, path)
     slots = {inputs[t.past].shape[2] for t in tensors}
     fixed = {s for s in slots if isinstance(s, int)}
     if fixed - {context_length}:
@@ -115,7 +113,7 @@ def read_signature(
 
 
 def _cache_tensors(
-    inputs: dict[str, Any], outputs: dict[str, Any], path: Path, head_dim: int | None
+    inputs: dict[str, Any], outputs: dict[str, Any], path: Path
 ) -> tuple[CacheTensor, ...]:
     tensors = []
     for name, node in inputs.items():
@@ -126,8 +124,7 @@ def _cache_tensors(
         if present not in outputs:
             raise BundleError(f"{path} takes {name} but does not give {present}")
         _, heads, _, dim = node.shape
-        dim = dim if isinstance(dim, int) else head_dim
-        if not isinstance(heads, int) or dim is None:
+        if not isinstance(heads, int) or not isinstance(dim, int):
             raise BundleError(f"{path} leaves the shape of {name} open: {node.shape}")
         tensors.append(
             CacheTensor(

@@ -1,0 +1,234 @@
+"""From a bundle to text: ids, then text with statistics, over the rounds."""
+
+import codecs
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from omnidraft_npu.bridge import ByteBridge, IdentityBridge
+from omnidraft_npu.bundle import Bundle, open_bundle
+from omnidraft_npu.config import DecodeConfig
+from omnidraft_npu.drafting import ModelDrafter
+from omnidraft_npu.errors import BundleError, PromptError
+from omnidraft_npu.manifest import ModelEntry
+from omnidraft_npu.pieces import PieceEncoder
+from omnidraft_npu.speculative import Proposer, generate
+from omnidraft_npu.statistics import DecodeStats
+from omnidraft_npu.tokenizer import Tokenizer
+from omnidraft_npu.trie import SpellingTrie
+from omnidraft_npu.vocabulary import Vocabulary
+from omnidraft_npu.walk import PlainWalk, TrieWalk
+
+from .causal_lm import OnnxCausalLM, OnnxModel
+
+FinishReason = Literal["stop", "length", "context"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """What one round added to a response."""
+
+    text: str
+    """Whole characters only: the bytes of an incomplete one wait for the next round."""
+    token_ids: tuple[int, ...]
+    """Target ids; a stop token is among them, though not in the text."""
+    finish_reason: FinishReason | None
+    """Why the response ends here, None before its last round."""
+    stats: DecodeStats
+    """Of the response so far; the same object in every round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedModel:
+    """A model of a bundle with its tokenizer; immutable, shared by every conversation."""
+
+    entry: ModelEntry
+    graph: OnnxModel
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedPair:
+    """A target, and a drafter for it with the spellings that join them."""
+
+    target: OpenedModel
+    drafter: OpenedModel | None
+    encoder: PieceEncoder | None = None
+    """None where there is no drafter, or the two tokenizers are equal."""
+    trie: SpellingTrie | None = None
+
+    def new_proposer(self) -> ModelDrafter | None:
+        """A drafter that follows no context yet; None where there is none."""
+        if self.drafter is None:
+            return None
+        num_pieces = self.drafter.graph.vocab_size
+        lm = OnnxCausalLM(self.drafter.graph)
+        ends = frozenset(self.target.entry.eos_token_ids)
+        if self.encoder is None or self.trie is None:
+            walk = PlainWalk(min(num_pieces, self.target.graph.vocab_size))
+            return ModelDrafter(lm, IdentityBridge(num_pieces), walk, end_token_ids=ends)
+        bridge = ByteBridge(self.encoder, self.target.vocabulary)
+        return ModelDrafter(lm, bridge, TrieWalk(self.trie, num_pieces), end_token_ids=ends)
+
+
+class Session:
+    """One conversation: what the target and the drafter have cached of it stays between turns."""
+
+    def __init__(self, pair: OpenedPair) -> None:
+        """Begin a conversation with models that others may use at the same time."""
+        self.pair = pair
+        self._target = OnnxCausalLM(pair.target.graph)
+        self._proposer: Proposer | None = pair.new_proposer()
+
+    @property
+    def target_provider(self) -> str:
+        """The execution provider that runs the target."""
+        return self.pair.target.graph.provider
+
+    @property
+    def draft_provider(self) -> str | None:
+        """The execution provider that runs the drafter; None without one."""
+        return None if self.pair.drafter is None else self.pair.drafter.graph.provider
+
+    def encode(self, prompt: str, *, raw: bool = False) -> list[int]:
+        """Target ids of a prompt: one user turn of the chat template, or with `raw` the bare text.
+
+        Raises:
+            PromptError: the prompt is empty or not UTF-8, or there is no chat template.
+        """
+        tokenizer = self.pair.target.tokenizer
+        if not raw:
+            prompt = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+        token_ids = tokenizer.encode(prompt, add_special=True)
+        if not token_ids:
+            raise PromptError("the prompt is empty and this model has no first token: give text")
+        return token_ids
+
+    def generate(self, prompt_ids: Sequence[int], config: DecodeConfig) -> Iterator[Delta]:
+        """Yield the response round by round; the last delta has a `finish_reason`.
+
+        The target keeps the longest prefix that it has cached of an earlier turn.
+
+        Args:
+            prompt_ids: Target ids of the whole conversation so far.
+            config: Limits; the model's own stop tokens join those given.
+
+        Raises:
+            PromptError: the prompt leaves no room in the context.
+        """
+        target, entry = self._target, self.pair.target.entry
+        if len(prompt_ids) >= target.context_length:
+            raise PromptError(
+                f"the prompt has {len(prompt_ids)} tokens and the context holds "
+                f"{target.context_length}: shorten it, or export with a larger --context-length"
+            )
+        stops = config.stop_token_ids | set(entry.eos_token_ids)
+        config = dataclasses.replace(config, stop_token_ids=stops)
+        target.rewind(_common_prefix(target.token_ids, prompt_ids))
+        stats = DecodeStats(
+            self.pair.target.vocabulary,
+            target_provider=self.target_provider,
+            draft_provider=self.draft_provider,
+        )
+        rounds = generate(self._proposer, target, prompt_ids, config)
+        text = codecs.getincrementaldecoder("utf-8")("replace")
+        length = len(prompt_ids)
+        for one in stats.follow(rounds, length - 1 - target.length):
+            token_ids = one.verdict.token_ids
+            length += len(token_ids)
+            reason: FinishReason | None = None
+            if one.verdict.is_stopped:
+                reason = "stop"
+            elif length >= target.context_length:
+                reason = "context"
+            elif length - len(prompt_ids) >= config.max_new_tokens:
+                reason = "length"
+            shown = b"".join(map(self.pair.target.vocabulary.token_bytes, token_ids))
+            yield Delta(
+                text=text.decode(shown, final=reason is not None),
+                token_ids=token_ids,
+                finish_reason=reason,
+                stats=stats,
+            )
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self._target.reset()
+        if self._proposer is not None:
+            self._proposer.begin(())
+
+
+def open_session(
+    bundle_path: Path,
+    *,
+    target: str | None = None,
+    threads: int | None = None,
+    use_drafter: bool = True,
+) -> Session:
+    """A conversation with a target of a bundle, and the bundle's drafter at its side.
+
+    Args:
+        bundle_path: The exported directory.
+        target: Name of the target; None for the bundle's default.
+        threads: Threads of one operator; None for one a physical core.
+        use_drafter: Whether to open the drafter too.
+
+    Raises:
+        BundleError: the bundle is damaged, or a part of it does not match.
+        ConfigError: there is no such target, or `threads` is below 1.
+        TokenizerError: a tokenizer of a kind whose bytes are not known.
+    """
+    bundle = open_bundle(bundle_path)
+    opened = _open_model(bundle, bundle.target(target), threads)
+    if not use_drafter:
+        return Session(OpenedPair(target=opened, drafter=None))
+    drafter = _open_model(bundle, bundle.manifest.drafter, threads)
+    hashes = {
+        "drafter_sha256": drafter.entry.tokenizer_sha256,
+        "target_sha256": opened.entry.tokenizer_sha256,
+    }
+    if hashes["drafter_sha256"] == hashes["target_sha256"]:
+        return Session(OpenedPair(target=opened, drafter=drafter))
+    path = bundle.path(f"spellings/{opened.entry.name}/spelling.safetensors")
+    encoder = PieceEncoder(drafter.tokenizer.json, drafter.vocabulary)
+    trie = SpellingTrie.load(path, **hashes)
+    return Session(OpenedPair(target=opened, drafter=drafter, encoder=encoder, trie=trie))
+
+
+def _open_model(bundle: Bundle, entry: ModelEntry, threads: int | None) -> OpenedModel:
+    graph = entry.graphs.get("cpu")
+    if graph is None:
+        raise BundleError(
+            f"{bundle.root}: {entry.name} has no CPU graph, it has {', '.join(entry.graphs)}: "
+            "export it again"
+        )
+    tokenizer = Tokenizer.from_folder(bundle.path(entry.folder))
+    return OpenedModel(
+        entry=entry,
+        graph=OnnxModel.open(
+            bundle.path(graph.path),
+            context_length=entry.context_length,
+            vocab_size=entry.vocab_size,
+            num_logits=entry.num_logits,
+            cache=graph.cache,
+            threads=threads,
+        ),
+        tokenizer=tokenizer,
+        vocabulary=Vocabulary.from_tokenizer_json(
+            tokenizer.json,
+            size=entry.vocab_size,
+            eos_token_ids=entry.eos_token_ids,
+            bos_token_id=entry.bos_token_id,
+        ),
+    )
+
+
+def _common_prefix(cached: Sequence[int] | np.ndarray, prompt_ids: Sequence[int]) -> int:
+    """Leading ids that are equal; the prompt's last one is left out, it is scored anew."""
+    n = min(len(cached), len(prompt_ids) - 1)
+    differ = np.flatnonzero(np.asarray(cached[:n]) != np.asarray(prompt_ids[:n]))
+    return int(differ[0]) if len(differ) else n
