@@ -66,7 +66,7 @@ def space_mark_document(
     mark = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
     unmark = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}
     decoders: list[dict[str, Any]] = [unmark, {"type": "ByteFallback"}, {"type": "Fuse"}]
-    normalizer = mark
+    normalizer: dict[str, Any] = dict(mark)
     if add_space_prefix:
         prepend = {"type": "Prepend", "prepend": SPACE_MARK}
         normalizer = {"type": "Sequence", "normalizers": [prepend, mark]}

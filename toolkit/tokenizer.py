@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import tokenizers
 
 from .chat_template import render_chat
 from .errors import PromptError, TokenizerError
+from .tokenizer_config import chat_template_of, read_text, read_tokenizer_config, special_token
+from .vocabulary import SPACE_MARK, alphabet_bytes, kind_of
 
 Message = Mapping[str, str]
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Tokenizer:
@@ -26,6 +30,7 @@ class Tokenizer:
         self._text = tokenizer_json
         self._config = config
         self._origin = origin
+        self._bytes: dict[int, bytes] = {}
 
     @classmethod
     def from_folder(cls, path: Path) -> "Tokenizer":
@@ -35,7 +40,7 @@ class Tokenizer:
             TokenizerError: there is no readable `tokenizer.json`.
         """
         file = path / "tokenizer.json"
-        return cls(_read(file), read_tokenizer_config(path), str(file))
+        return cls(read_text(file), read_tokenizer_config(path), str(file))
 
     @classmethod
     def from_documents(cls, tokenizer_json: str, config: Mapping[str, Any]) -> "Tokenizer":
@@ -86,7 +91,7 @@ class Tokenizer:
 
     @functools.cached_property
     def content_sha256(self) -> str:
-        """Hex SHA-256 of what decides ids; equal for equal tokenizers however the files are laid out."""
+        """Hex SHA-256 of what decides ids, equal however the same document is laid out."""
         return hashlib.sha256(_canonical(self.json, self.bos_token_id)).hexdigest()
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
@@ -94,22 +99,81 @@ class Tokenizer:
 
         A text that already starts with BOS (most chat templates write it) does not get another.
         """
-        try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
+        if not _is_unicode(text):
             raise PromptError(
-                "the prompt is not valid UTF-8: it holds half of a surrogate pair at "
-                f"character {error.start}. Save it as UTF-8 and try again"
-            ) from error
+                "the text is not valid UTF-8: it holds half of a surrogate pair. "
+                "Save it as UTF-8 and try again"
+            )
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         bos = self.bos_token_id
         if add_special and bos is not None and ids[:1] != [bos]:
             return [bos, *ids]
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`, every space as it is; control tokens left out if `skip_special`."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
-        return text
+        """The text of a whole sequence; control tokens are left out if `skip_special`.
+
+        The bytes of all tokens, joined: nothing is cleaned up, and U+FFFD stands where they are
+        not UTF-8. The one space that the tokenizer puts before every text is not part of it.
+        """
+        hidden = self.special_ids if skip_special else frozenset()
+        data = b"".join(self.token_bytes(i) for i in ids if i not in hidden)
+        text = data.decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.has_space_prefix else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text, control tokens as written; empty for no token."""
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._spell(token_id)
+        return data
+
+    def _spell(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._kind == "byte_level":
+            return token.encode() if token_id in self._added else alphabet_bytes(token)
+        if self._has_byte_tokens and _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(token[3:5], 16)])
+        return token.replace(SPACE_MARK, " ").encode()
+
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of control tokens, which are not part of a text."""
+        return frozenset(i for i, token in self._added.items() if token.special)
+
+    @functools.cached_property
+    def has_space_prefix(self) -> bool:
+        """Whether a space is put before every text, and taken away after decoding."""
+        return any(
+            (step["type"] == "Strip"
+            and step["content"] == " "
+            and step["start"] > 0)
+            or (step["type"] == "Metaspace"
+            and step.get("prepend_scheme", "always") != "never")
+            for step in self._decoders
+        )
+
+    @functools.cached_property
+    def _added(self) -> dict[int, tokenizers.AddedToken]:
+        added: dict[int, tokenizers.AddedToken] = self._backend.get_added_tokens_decoder()
+        return added
+
+    @functools.cached_property
+    def _decoders(self) -> list[dict[str, Any]]:
+        """The steps of the decoder; read from the backend, which needs no parse of the document."""
+        decoder = self._backend.decoder
+        step = {} if decoder is None else json.loads(decoder.__getstate__())
+        return list(step.get("decoders", [step]))
+
+    @functools.cached_property
+    def _kind(self) -> str:
+        return kind_of({"model": {"type": "BPE"}, "decoder": {"decoders": self._decoders}})
+
+    @functools.cached_property
+    def _has_byte_tokens(self) -> bool:
+        return any(step["type"] == "ByteFallback" for step in self._decoders)
 
     @property
     def has_chat_template(self) -> bool:
@@ -146,50 +210,12 @@ class Tokenizer:
         )
 
 
-def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """`tokenizer_config.json` with the chat template of a `chat_template.jinja` beside it.
-
-    Empty where the folder has neither.
-    """
-    config: dict[str, Any] = {}
-    file = folder / "tokenizer_config.json"
-    if file.is_file():
-        try:
-            config = json.loads(_read(file))
-        except ValueError as error:
-            raise TokenizerError(f"{file} is not JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise TokenizerError(f"{file} must hold a JSON object, not {type(config).__name__}")
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        config["chat_template"] = _read(template)
-    return config
-
-
-def special_token(config: Mapping[str, Any], name: str) -> str | None:
-    """Text of the special token `name` (`bos_token`, …) in a tokenizer configuration."""
-    value = config.get(name)
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
-def chat_template_of(config: Mapping[str, Any]) -> str | None:
-    """The chat template in a tokenizer configuration; the one named `default` of several."""
-    value = config.get("chat_template")
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
-
-
-def _read(file: Path) -> str:
+def _is_unicode(text: str) -> bool:
     try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise TokenizerError(f"{file} does not exist: the model has no tokenizer") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"{file} cannot be read: {error}") from error
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _canonical(document: Mapping[str, Any], bos_token_id: int | None) -> bytes:
