@@ -1,7 +1,7 @@
 """A checkpoint whose tensors lie in files: the part that every format shares."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +23,11 @@ class StoredCheckpoint:
     path: Path
     config: DecoderConfig
     source_files: SourceFiles
-    stored: Mapping[str, StoredTensor]
+    stored: Mapping[str, StoredTensor] = field(repr=False)
     """Exactly the tensors of ``config.tensor_shapes()``, by canonical name."""
-    to_canonical: Callable[[str, Tensor], Tensor]
+    to_canonical: Callable[[str, Tensor], Tensor] = field(repr=False)
     """Brings a tensor from the file's convention (rotary layout, norms) to ours."""
-    read_tokenizer: Callable[[], TokenizerFiles]
+    read_tokenizer: Callable[[], TokenizerFiles] = field(repr=False)
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of a canonical name, as float32; see `Checkpoint.tensor`."""

@@ -104,7 +104,7 @@ def _decode(raw: npt.NDArray[np.uint8], encoding: str) -> npt.NDArray[np.floatin
     values: npt.NDArray[np.float32] = quants.dequantize(
         raw.reshape(1, -1), GGMLQuantizationType[encoding]
     )
-    return values[0]
+    return values.reshape(-1)
 
 
 def have_equal_bytes(one: StoredTensor, other: StoredTensor) -> bool:

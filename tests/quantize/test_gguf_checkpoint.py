@@ -1,0 +1,196 @@
+"""GGUF files against the safetensors of the same weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omnidraft_npu.errors import CheckpointError
+from omnidraft_npu.quantize.hf_config import decoder_config
+from omnidraft_npu.quantize.open_checkpoint import open_checkpoint
+from real_models import real_model
+from tiny_gguf import write_gguf
+from tiny_models import ARCHITECTURES, tiny_model
+
+QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+
+# Gemma's rule for the attention scale and for the kinds of layers is not in the file.
+GEMMA = {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "layer_types": None}
+
+
+def model_for(architecture: str, **overrides):
+    own = GEMMA if architecture == "gemma3_text" else {}
+    return tiny_model(architecture, **own | overrides)
+
+
+def both(tmp_path: Path, model, encoding: str = "F32"):
+    model.save_pretrained(tmp_path / "folder")
+    return open_checkpoint(tmp_path / "folder"), open_checkpoint(
+        write_gguf(tmp_path / "model.bin", model, encoding)
+    )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_gguf_describes_and_holds_what_the_folder_does(tmp_path, architecture):
+    folder, gguf = both(tmp_path, model_for(architecture))
+
+    assert gguf.config == folder.config
+    for name in folder.config.tensor_shapes():
+        np.testing.assert_allclose(gguf.tensor(name), folder.tensor(name), rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_biases_are_found_and_brought_to_our_layout(tmp_path, architecture):
+    overrides = {"attention_bias": True} | ({"mlp_bias": True} if architecture == "llama" else {})
+    folder, gguf = both(tmp_path, model_for(architecture, **overrides))
+
+    assert gguf.config == folder.config
+    assert gguf.config.has_output_bias
+    for name in folder.config.tensor_shapes():
+        np.testing.assert_array_equal(gguf.tensor(name), folder.tensor(name), err_msg=name)
+
+
+@pytest.mark.parametrize("encoding", ["F16", "BF16", *QUANTIZED])
+def test_every_encoding_is_close_to_the_weights_it_encodes(tmp_path, encoding):
+    folder, gguf = both(tmp_path, model_for("llama"), encoding)
+
+    # Largest error over largest weight: half a step of the encoding, with room for its scale.
+    bound = {"F16": 1e-3, "BF16": 5e-3, "Q8_0": 0.005}.get(encoding, 0.1)
+    for name in ("embed_tokens", "layers.1.q_proj", "layers.2.down_proj"):
+        expected = folder.tensor(name)
+        error = np.abs(gguf.tensor(name) - expected).max() / np.abs(expected).max()
+        assert 0 < error < bound, name
+
+
+def test_linear_rotary_scaling_is_read(tmp_path):
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    folder, gguf = both(tmp_path, model_for("llama", rope_parameters=rope))
+
+    assert gguf.config == folder.config
+    assert gguf.config.rope.linear_factor == 4.0
+
+
+def test_the_document_made_from_the_metadata_is_one_that_transformers_understands(tmp_path):
+    from transformers import AutoConfig
+
+    for architecture in ARCHITECTURES:
+        model = model_for(architecture)
+        gguf = open_checkpoint(write_gguf(tmp_path / architecture, model))
+        document = gguf.source_files.config
+
+        theirs = AutoConfig.for_model(**document).to_dict()
+        theirs |= {"architectures": document["architectures"]}
+
+        assert decoder_config(document, "made") == gguf.config
+        assert decoder_config(theirs, "theirs") == gguf.config
+
+
+def test_the_model_file_of_gemma_27b_has_another_attention_scale(tmp_path):
+    model = tiny_model("gemma3_text", num_hidden_layers=62, layer_types=None, hidden_size=32)
+
+    gguf = open_checkpoint(write_gguf(tmp_path / "model.gguf", model))
+
+    assert gguf.config.attention_scale == (32 / 4) ** -0.5
+
+
+def test_frequency_factors_that_are_not_llama_3s_are_refused(tmp_path):
+    rope = dict(tiny_model("llama3-scaled").config.rope_parameters) | {"high_freq_factor": 3.0}
+    model = tiny_model("llama3-scaled", rope_parameters=rope)
+    path = write_gguf(tmp_path / "model.gguf", model)
+
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is .*llama3"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"general.architecture": "gpt2"}, "'gpt2' is not supported; supported are llama"),
+        ({"split.count": 3}, "one of 3 parts"),
+        ({"llama.expert_count": 4}, "mixture of experts"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope_type is 'yarn'"),
+        ({"llama.rope.dimension_count": 8}, r"partial_rotary_factor is 0\.5"),
+        ({"llama.logit_scale": 2}, "logit_scale is 2"),
+        ({"llama.attention.value_length": 8}, "value_length is 8"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(tmp_path, metadata, message):
+    path = write_gguf(tmp_path / "model.gguf", tiny_model("llama"), metadata=metadata)
+
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(path)
+
+
+def test_a_file_cut_at_any_place_is_said_to_be_cut(tmp_path):
+    """Cuts in the fixed part, the metadata, the tensor list and the data; all one line."""
+    path = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    whole = path.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for length in [5, 20, *range(100, len(whole), 4_999), len(whole) - 33]:
+        cut.write_bytes(whole[:length])
+
+        with pytest.raises(CheckpointError, match=r"cut\.gguf is cut short or damaged") as caught:
+            open_checkpoint(cut)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_a_gguf_is_told_by_its_contents(tmp_path):
+    path = tmp_path / "model.gguf"
+    for content in (b"", b"GGU", b"PK\x03\x04 something else"):
+        path.write_bytes(content)
+
+        with pytest.raises(CheckpointError, match="not a GGUF file"):
+            open_checkpoint(path)
+
+
+def test_a_file_of_another_version_or_byte_order_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    whole = path.read_bytes()
+    for version in (b"\1\0\0\0", b"\0\0\0\3"):
+        path.write_bytes(whole[:4] + version + whole[8:])
+
+        with pytest.raises(CheckpointError, match="version"):
+            open_checkpoint(path)
+
+
+def test_a_tensor_type_that_is_not_read_is_named_with_those_that_are(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    raw = bytearray(path.read_bytes())
+    place = raw.index(b"blk.1.ffn_up.weight") + len(b"blk.1.ffn_up.weight") + 4 + 16
+    raw[place : place + 4] = (10).to_bytes(4, "little")
+    path.write_bytes(raw)
+
+    with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_up\.weight is stored as Q2_K.*Q4_K"):
+        open_checkpoint(path)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(tmp_path):
+    path = write_gguf(
+        tmp_path / "model.gguf", tiny_model("llama"), metadata={"llama.feed_forward_length": 80}
+    )
+
+    with pytest.raises(CheckpointError, match=r"ffn_gate\.weight has shape \[96, 64\].*\[80, 64\]"):
+        open_checkpoint(path)
+
+
+def test_a_tensor_without_a_place_in_the_decoder_is_refused(tmp_path):
+    """Attention biases of the first layer say whether there are any."""
+    model = tiny_model("llama", attention_bias=True)
+    path = write_gguf(tmp_path / "model.gguf", model)
+    raw = path.read_bytes().replace(b"blk.0.attn_output.bias", b"blk.0.attn_uutput.bias")
+    path.write_bytes(raw)
+
+    with pytest.raises(CheckpointError, match="has no place in a llama decoder"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["smollm2.gguf", "gemma3-270m.gguf"])
+def test_a_real_model_opens_at_once_and_holds_every_tensor(name):
+    checkpoint = open_checkpoint(real_model(name))
+
+    config = checkpoint.config
+    for tensor, shape in config.tensor_shapes().items():
+        if tensor != "embed_tokens":
+            assert checkpoint.tensor(tensor).shape == shape
+    assert config.has_tied_head
+    if name == "gemma3-270m.gguf":
+        assert config.layer_types.count("full") == 3
