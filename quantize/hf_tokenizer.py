@@ -100,7 +100,7 @@ def _text(token: Any) -> str | None:
 
 def _configured_ends(folder: Path) -> Iterator[int]:
     """`eos_token_id` of the generation and the model configuration; one id or several."""
-    model = read_object(folder / "config.json")
+    model = read_object(folder / "config.json", optional=True)
     generation = read_object(folder / "generation_config.json", optional=True)
     for document in (generation, model, model.get("text_config") or {}):
         value = document.get("eos_token_id")

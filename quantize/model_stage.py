@@ -1,6 +1,7 @@
 """One model of a bundle: its graph, its tokenizer, and what the manifest says of it."""
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from omnidraft_npu.store import resolve_model
 from omnidraft_npu.tokenizer import Tokenizer
 
 from .checkpoint import SourceFiles, TokenizerFiles
+from .foreign_graph import ForeignGraph
+from .genai_model import GENAI_CONFIG, import_genai_model
 from .stages import Facts, Tell
 
 Precision = Literal["fp32", "int8", "int4"]
@@ -97,7 +100,13 @@ def export_model(request: ModelRequest, root: Path, folder: str, tell: Tell) -> 
         CheckpointError, TokenizerError: the checkpoint cannot be exported.
     """
     if request.exporter == "optimum":
-        return _export_with_optimum(request, root, folder)
+        from .optimum_export import export_with_optimum
+
+        return _foreign_entry(
+            request, root, folder, export_with_optimum(request.path, root / "cpu")
+        )
+    if (request.path / GENAI_CONFIG).is_file():
+        return _foreign_entry(request, root, folder, import_genai_model(request.path, root / "cpu"))
     from .decoder_cpu import CpuGraphOptions, build_cpu_decoder
     from .open_checkpoint import open_checkpoint
 
@@ -150,6 +159,30 @@ def export_model(request: ModelRequest, root: Path, folder: str, tell: Tell) -> 
         },
     )
     return entry.to_json()
+
+
+def _foreign_entry(request: ModelRequest, root: Path, folder: str, graph: ForeignGraph) -> Facts:
+    """Write the documents of a graph that was not built here; its `ModelEntry` as JSON."""
+    _write_documents(root, graph.source_files, graph.tokenizer)
+    tokenizer = Tokenizer.from_folder(root)
+    return ModelEntry(
+        name=request.name,
+        source=request.source,
+        architecture=graph.architecture,
+        exporter=graph.exporter,
+        folder=folder,
+        vocab_size=min(tokenizer.size, graph.num_logits),
+        num_logits=graph.num_logits,
+        context_length=min(request.context_length, graph.context_length or sys.maxsize),
+        eos_token_ids=graph.tokenizer.eos_token_ids,
+        bos_token_id=graph.tokenizer.bos_token_id,
+        tokenizer_sha256=tokenizer.content_sha256,
+        graphs={
+            "cpu": GraphEntry(
+                path=f"{folder}/cpu/model.onnx", precision=graph.precision, cache=graph.cache
+            )
+        },
+    ).to_json()
 
 
 def _write_documents(root: Path, source: SourceFiles, files: TokenizerFiles) -> None:

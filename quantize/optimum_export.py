@@ -2,14 +2,14 @@
 
 import logging
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omnidraft_npu.errors import CheckpointError, ExportError
 
-from .checkpoint import SourceFiles, TokenizerFiles
+from .checkpoint import SourceFiles
+from .foreign_graph import ForeignGraph
 from .hf_tokenizer import read_tokenizer
 from .json_file import read_object
 
@@ -25,23 +25,7 @@ _PROMPT, _CONTINUATION = 12, 5
 _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimumExport:
-    """What an export through optimum made beside the graph."""
-
-    architecture: str
-    num_logits: int
-    context_length: int | None
-    """Positions the model has; None if it does not say."""
-    source_files: SourceFiles
-    tokenizer: TokenizerFiles
-    max_difference: float
-    """Largest absolute difference of a logit from torch's, prompt and continuation."""
-    tolerance: float
-    """What `max_difference` may be."""
-
-
-def export_with_optimum(model_path: Path, folder: Path) -> OptimumExport:
+def export_with_optimum(model_path: Path, folder: Path) -> ForeignGraph:
     """Write a float32 ``model.onnx`` with a KV cache into `folder` and compare it with torch.
 
     Args:
@@ -68,15 +52,23 @@ def export_with_optimum(model_path: Path, folder: Path) -> OptimumExport:
     expected, got = _logits(model_path, folder / "model.onnx")
     tolerance = MAX_RELATIVE_DIFFERENCE * float(np.ptp(expected))
     difference = float(np.abs(got - expected).max())
-    logger.info("max abs difference from torch %.2e, tolerance %.2e", difference, tolerance)
+    logger.info(
+        "%s: largest difference of a logit from torch's %.2e, tolerance %.2e",
+        model_path.name,
+        difference,
+        tolerance,
+    )
     if not difference <= tolerance:
         raise ExportError(
             f"{model_path.name}: optimum's graph differs from torch by {difference:.2e} where "
             f"{tolerance:.2e} is allowed, so it would not be the same model: nothing was exported"
         )
     limits = (document.get(field) for field in _CONTEXT_FIELDS)
-    return OptimumExport(
+    return ForeignGraph(
+        exporter="optimum",
         architecture=architecture,
+        precision="fp32",
+        cache="concat",
         num_logits=expected.shape[-1],
         context_length=next((n for n in limits if isinstance(n, int)), None),
         source_files=SourceFiles(
@@ -84,8 +76,6 @@ def export_with_optimum(model_path: Path, folder: Path) -> OptimumExport:
             generation_config=read_object(model_path / "generation_config.json", optional=True),
         ),
         tokenizer=tokenizer,
-        max_difference=difference,
-        tolerance=tolerance,
     )
 
 

@@ -24,6 +24,8 @@ class Variant:
     has_logits_from: bool = False
     has_hidden_states: bool = False
     has_lora: bool = False
+    has_open_head_dim: bool = False
+    """Whether the cache's shape names no head size, as onnxruntime-genai's builder does it."""
     inputs: tuple[str, ...] = ("attention_mask",)
     float_type: int = T.FLOAT
     """Of the cache and the logits."""
@@ -154,6 +156,7 @@ def _model(g: _Graph) -> onnx.ModelProto:
     v, info = g.variant, helper.make_tensor_value_info
     past = v.context_length if v.is_shared else "past"
     present = v.context_length if v.is_shared else "total"
+    head_dim = "head_dim" if v.has_open_head_dim else HEAD_DIM
     shapes = {
         "attention_mask": [1, "total"],
         "position_ids": [1, "length"],
@@ -166,9 +169,9 @@ def _model(g: _Graph) -> onnx.ModelProto:
         for side in ("key", "value"):
             name = f"{i}.{side}"
             inputs.append(
-                info(f"past_key_values.{name}", v.float_type, [1, KV_HEADS, past, HEAD_DIM])
+                info(f"past_key_values.{name}", v.float_type, [1, KV_HEADS, past, head_dim])
             )
-            outputs.append(info(f"present.{name}", v.float_type, [1, KV_HEADS, present, HEAD_DIM]))
+            outputs.append(info(f"present.{name}", v.float_type, [1, KV_HEADS, present, head_dim]))
         if v.has_lora:
             inputs.append(info(f"lora.layers.{i}.q_proj.A", T.FLOAT, [HIDDEN, RANK]))
             inputs.append(info(f"lora.layers.{i}.q_proj.B", T.FLOAT, [RANK, HEADS * HEAD_DIM]))
