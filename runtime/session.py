@@ -1,6 +1,5 @@
 """From a bundle to text: ids, then text with statistics, over the rounds."""
 
-import codecs
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 from omnidraft_npu.bridge import ByteBridge, IdentityBridge
 from omnidraft_npu.bundle import Bundle, open_bundle
 from omnidraft_npu.config import DecodeConfig
+from omnidraft_npu.detokenizer import StreamDecoder
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.errors import BundleError, PromptError
 from omnidraft_npu.manifest import ModelEntry
@@ -85,6 +85,16 @@ class Session:
         self._proposer: Proposer | None = pair.new_proposer()
 
     @property
+    def target_name(self) -> str:
+        """The target's name in the bundle."""
+        return self.pair.target.entry.name
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether a prompt can be a user's turn; without one only `raw` prompts are encoded."""
+        return self.pair.target.tokenizer.has_chat_template
+
+    @property
     def target_provider(self) -> str:
         """The execution provider that runs the target."""
         return self.pair.target.graph.provider
@@ -135,7 +145,7 @@ class Session:
             draft_provider=self.draft_provider,
         )
         rounds = generate(self._proposer, target, prompt_ids, config)
-        text = codecs.getincrementaldecoder("utf-8")("replace")
+        text = StreamDecoder(self.pair.target.tokenizer, is_continuation=True)
         length = len(prompt_ids)
         for one in stats.follow(rounds, length - 1 - target.length):
             token_ids = one.verdict.token_ids
@@ -147,9 +157,9 @@ class Session:
                 reason = "context"
             elif length - len(prompt_ids) >= config.max_new_tokens:
                 reason = "length"
-            shown = b"".join(map(self.pair.target.vocabulary.token_bytes, token_ids))
+            shown = text.push(token_ids[:-1] if one.verdict.is_stopped else token_ids)
             yield Delta(
-                text=text.decode(shown, final=reason is not None),
+                text=shown if reason is None else shown + text.finish(),
                 token_ids=token_ids,
                 finish_reason=reason,
                 stats=stats,

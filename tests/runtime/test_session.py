@@ -139,15 +139,29 @@ def test_an_abandoned_response_leaves_a_usable_session(bundle):
 def test_a_prompt_gets_the_chat_template_unless_raw(bundle):
     session = open_session(bundle, threads=1)
     tokenizer = session.pair.target.tokenizer
+    assert session.has_chat_template
     assert session.encode("c", raw=True) == tokenizer.encode("c", add_special=True)
     assert session.encode("c") == tokenizer.encode("<s>a c b", add_special=False)
     assert session.encode("c").count(1) == session.encode("c", raw=True).count(1) == 1
 
 
+def test_the_bytes_of_half_a_character_wait(bundle, monkeypatch):
+    session = open_session(bundle, threads=1, use_drafter=False)
+    prompt_ids = session.encode("abc")
+    parts = ["€".encode()[:2], "€".encode()[2:], b"x", "é".encode()[:1]]
+    spelled = dict(zip(ids_of(answer(session, prompt_ids)), itertools.cycle(parts), strict=False))
+    monkeypatch.setattr(type(session.pair.target.tokenizer), "token_bytes", lambda _, i: spelled[i])
+    deltas = answer(session, prompt_ids)
+    data = [spelled[i] for i in ids_of(deltas)]
+    assert "".join(d.text for d in deltas) == b"".join(data).decode(errors="replace")
+    assert deltas[0].text == ""
+
+
 def test_providers_are_named(bundle):
     session = open_session(bundle, threads=1)
     assert session.target_provider == session.draft_provider == "CPUExecutionProvider"
-    alone = open_session(bundle, threads=1, use_drafter=False)
+    alone = open_session(bundle, target="same", threads=1, use_drafter=False)
+    assert (session.target_name, alone.target_name) == ("other", "same")
     assert alone.draft_provider is None
     stats = answer(alone, alone.encode("a"))[-1].stats.to_json()
     assert (stats["target_provider"], stats["draft_provider"]) == ("CPUExecutionProvider", None)
