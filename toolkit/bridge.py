@@ -66,7 +66,7 @@ class ByteBridge:
     spelled again, from a place where its tokenizer always begins a new piece, so a
     round costs the same at any length. Special tokens of the target become the
     drafter's special token of equal content, else of equal end role, else their text.
-    The target's BOS, padding and unknown tokens are left out.
+    The target's first BOS, its padding and unknown tokens are left out.
     """
 
     def __init__(self, encoder: PieceEncoder, target: Vocabulary) -> None:
@@ -88,7 +88,8 @@ class ByteBridge:
         """Bytes since the last special piece, from `_starts` counts."""
         self._run = len(self._head)
         """First piece of that text."""
-        self.extend(token_ids)
+        has_bos = len(token_ids) > 0 and token_ids[0] == self._target.bos_token_id
+        self.extend(token_ids[1:] if has_bos else token_ids)
 
     def extend(self, token_ids: Sequence[int]) -> int:
         """Append target ids; how many of the earlier pieces were surely left as they were."""
@@ -119,15 +120,19 @@ class ByteBridge:
             yield b"".join(run)
 
     def _append_text(self, data: bytes) -> int:
-        """Spell the tail anew with `data` after it; the number of pieces before the tail."""
+        """Spell the tail anew with `data` after it; how many earlier pieces stay."""
         text = self._text
         anchor = self._anchor()
         start = 0 if anchor == self._run else self._starts[anchor]
         text += data
+        before = self.pieces[anchor:]
         pieces, starts = self._encoder.encode(bytes(text[start:]))
         self.pieces[anchor:] = pieces
         self._starts[anchor:] = [start + at for at in starts]
-        return anchor
+        same = 0
+        while same < min(len(before), len(pieces)) and before[same] == pieces[same]:
+            same += 1
+        return anchor + same
 
     def _anchor(self) -> int:
         """A piece at which the pieces before it no longer depend on what follows."""

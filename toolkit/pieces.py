@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .vocabulary import Role, Vocabulary, kind_of
+from .vocabulary import SPACE_MARK, Role, Vocabulary, kind_of
 
 if TYPE_CHECKING:
     pass
@@ -27,6 +27,8 @@ class PieceEncoder:
 
         self.vocabulary = vocabulary
         self._bytes = vocabulary.all_bytes()
+        # Where a mark stands for a space, the tokenizer cannot write the mark itself.
+        self._mark = SPACE_MARK.encode() if kind_of(document) == "space_mark" else b""
         self._tokenizer: Tokenizer = Tokenizer.from_str(
             json.dumps(plain_document(document, vocabulary))
         )
@@ -39,7 +41,11 @@ class PieceEncoder:
         pieces: list[int] = []
         starts: list[int] = []
         at = 0
-        for part, is_text in _parts(data):
+        for part, is_text in self._parts(data):
+            if not is_text and pieces and self._bytes[pieces[-1]] == b" ":
+                # Byte-level pieces often join a space to the first bytes of a character.
+                del pieces[-1:], starts[-1:]
+                part, at = b" " + part, at - 1
             found, offsets = self._encode_text(part) if is_text else self._longest_matches(part)
             pieces += found
             starts += [at + offset for offset in offsets]
@@ -62,7 +68,7 @@ class PieceEncoder:
             spellings[i] = encoding.ids
         for i, data in enumerate(strings):
             if not self._spells(spellings[i], data):
-                pieces, _ = self._longest_matches(data)
+                pieces, _ = self.encode(data)
                 spellings[i] = pieces if self._spells(pieces, data) else []
         return spellings
 
@@ -95,21 +101,22 @@ class PieceEncoder:
             return False
         return b"".join([self._bytes[piece] for piece in pieces]) == data
 
-
-def _parts(data: bytes) -> Iterator[tuple[bytes, bool]]:
-    """`data` cut into stretches of valid UTF-8 and of other bytes."""
-    at = 0
-    while at < len(data):
-        try:
-            data[at:].decode()
-            start = end = len(data)
-        except UnicodeDecodeError as error:
-            start, end = at + error.start, at + error.end
-        if start > at:
-            yield data[at:start], True
-        if end > start:
-            yield data[start:end], False
-        at = end
+    def _parts(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
+        """`data` cut into stretches of text and of bytes that are not the tokenizer's text."""
+        while data:
+            try:
+                data.decode()
+                start = end = len(data)
+            except UnicodeDecodeError as error:
+                start, end = error.start, error.end
+            mark = data.find(self._mark, 0, start) if self._mark else -1
+            if mark >= 0:
+                start, end = mark, mark + len(self._mark)
+            if start:
+                yield data[:start], True
+            if end > start:
+                yield data[start:end], False
+            data = data[end:]
 
 
 def plain_document(document: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:

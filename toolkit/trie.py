@@ -203,14 +203,16 @@ def _map_safetensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str,
     try:
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > path.stat().st_size:
+                raise ValueError("its header does not fit into it")
             header = json.loads(file.read(header_bytes))
         metadata = header.pop("__metadata__", {})
-        data = np.memmap(path, np.uint8, mode="r", offset=8 + header_bytes)
+        data = np.memmap(path, np.uint8, mode="r", offset=8 + header_bytes).view(np.ndarray)
         arrays = {}
         for name, entry in header.items():
             start, end = entry["data_offsets"]
             arrays[name] = data[start:end].view("<i4").reshape(entry["shape"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleError(
             f"{path.name} cannot be read ({error}): export the bundle again"
         ) from error

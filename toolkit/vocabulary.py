@@ -151,7 +151,8 @@ class Vocabulary:
     @cached_property
     def is_special(self) -> npt.NDArray[np.bool_]:
         """``[size]`` whether an id has a role of its own and no bytes."""
-        return self.roles != Role.TEXT
+        is_special: npt.NDArray[np.bool_] = self.roles != Role.TEXT
+        return is_special
 
     def special_ids(self, *roles: Role) -> tuple[int, ...]:
         """Ids of these roles, in order."""
@@ -179,7 +180,7 @@ class Vocabulary:
         is_start = np.zeros(len(text) + 1, np.bool_)
         is_start[self.offsets] = True
         joined = text[:-1][(text[1:] == 0x20) & ~is_start[1 : len(text)]]
-        return np.bincount(joined, minlength=256).astype(np.bool_)
+        return np.isin(np.arange(256), joined)
 
 
 def kind_of(document: Mapping[str, Any]) -> str:

@@ -1,17 +1,18 @@
 """Drafting through the bridge keeps the target's output and follows its context."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markov_model import MarkovModel
-from omnidraft_npu.bridge import ByteBridge
+from omnidraft_npu.bridge import ByteBridge, IdentityBridge
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.speculative import generate
 from omnidraft_npu.spelling import direct_spellings, full_spellings
 from omnidraft_npu.trie import SpellingTrie
 from omnidraft_npu.vocabulary import END_ROLES
-from omnidraft_npu.walk import TrieWalk
+from omnidraft_npu.walk import PlainWalk, TrieWalk
 from toy_vocabularies import toy_encoder
 
 
@@ -66,3 +67,94 @@ def test_speculative_greedy_is_plain_greedy_for_any_pair_of_vocabularies(
         )
         _, fresh_rounds = decode(fresh, target_model, prompt, max_draft_tokens=k)
         assert [r.verdict for r in rounds] == [r.verdict for r in fresh_rounds]
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+def test_a_drafter_equal_to_the_target_is_always_accepted(rng, k):
+    table = rng.normal(size=(30, 30))
+    drafter_model, target_model = MarkovModel(table, history=4), MarkovModel(table, history=4)
+    proposer = ModelDrafter(drafter_model, IdentityBridge(30), PlainWalk(30))
+    for length in (7, 1, 3):
+        prompt = rng.integers(3, 30, length).tolist()
+        plain, _ = decode(None, target_model, prompt)
+        drafted, rounds = decode(proposer, target_model, prompt, max_draft_tokens=k)
+        assert drafted == plain
+        assert [len(r.verdict.token_ids) for r in rounds[:-1]] == [k + 1] * (len(rounds) - 1)
+        assert all(r.verdict.num_accepted == r.verdict.num_tested for r in rounds)
+
+
+def test_the_cache_holds_the_context_and_is_fed_each_piece_about_once(rng):
+    drafter, target = toy_encoder(rng, 30), toy_encoder(rng, 30).vocabulary
+    model = MarkovModel(rng.normal(size=(drafter.vocabulary.size,) * 2), history=3)
+    target_model = MarkovModel(rng.normal(size=(target.size,) * 2), history=3)
+    proposer = make_drafter(model, drafter, target)
+    context = rng.integers(3, target.size, 300).tolist()
+    config = DecodeConfig(max_new_tokens=60, max_draft_tokens=4)
+    for one in generate(proposer, target_model, list(context), config):
+        context += one.verdict.token_ids
+        proposer.propose(1)
+        data = b"".join(target.token_bytes(i) for i in context)
+        assert model.cache == [1, *drafter.encode(data)[0]]
+    assert model.num_fed < 300 * 8 / 2 + 60 * 30  # prompt once, then a few pieces a round
+
+
+def test_a_context_that_outgrows_the_drafter_is_followed_in_its_later_half(rng):
+    drafter, target = toy_encoder(rng, 30), toy_encoder(rng, 30).vocabulary
+    model = MarkovModel(
+        rng.normal(size=(drafter.vocabulary.size,) * 2), context_length=60, history=3
+    )
+    target_model = MarkovModel(rng.normal(size=(target.size,) * 2), history=3)
+    proposer = make_drafter(model, drafter, target)
+    context = rng.integers(3, target.size, 100).tolist()
+    num_empty = num_long_feeds = 0
+    config = DecodeConfig(max_new_tokens=200, max_draft_tokens=4)
+    for one in generate(proposer, target_model, list(context), config):
+        context += one.verdict.token_ids
+        num_empty += one.num_proposed == 0
+        before = model.num_fed
+        proposer.propose(1)
+        num_long_feeds += model.num_fed - before > 20
+        data = b"".join(target.token_bytes(i) for i in context)
+        assert model.cache[0] == 1
+        assert len(model.cache) >= 30
+        pieces = drafter.encode(data)[0]
+        assert model.cache[1:] == pieces[len(pieces) - len(model.cache) + 1 :]
+    assert num_empty < 20
+    assert num_long_feeds < 15
+
+
+def test_a_context_that_grows_again_after_a_shorter_one_starts_afresh(rng):
+    drafter, target = toy_encoder(rng, 30), toy_encoder(rng, 30).vocabulary
+    model = MarkovModel(rng.normal(size=(drafter.vocabulary.size,) * 2), context_length=40)
+    proposer = make_drafter(model, drafter, target)
+    long, short = rng.integers(3, target.size, 90).tolist(), [5, 4]
+    proposer.begin(long)
+    proposer.propose(4)
+    proposer.begin(short)
+    proposer.propose(1)
+    data = b"".join(target.token_bytes(i) for i in short)
+    assert model.cache == [1, *drafter.encode(data)[0]]
+
+
+def test_drafting_stops_after_an_end_of_response(rng):
+    drafter, target = toy_encoder(rng, 10), toy_encoder(rng, 10).vocabulary
+    table = np.zeros((drafter.vocabulary.size,) * 2)
+    table[:, 2] = 1.0  # the drafter always ends the response
+    proposer = make_drafter(MarkovModel(table), drafter, target)
+    proposer.begin([1, 4])
+    assert proposer.propose(8).token_ids == (2,)
+
+
+def test_an_empty_context_gives_no_draft(rng):
+    drafter, target = toy_encoder(rng, 10, has_bos=False), toy_encoder(rng, 10).vocabulary
+    proposer = make_drafter(MarkovModel(np.zeros((drafter.vocabulary.size,) * 2)), drafter, target)
+    proposer.begin([1])  # the target's BOS is nothing to the drafter
+    assert proposer.propose(4).token_ids == ()
+    proposer.observe([5])
+    assert proposer.propose(4).token_ids != ()
+
+
+def test_time_in_the_model_is_part_of_the_proposal(rng):
+    proposer = ModelDrafter(MarkovModel(rng.normal(size=(9, 9))), IdentityBridge(9), PlainWalk(9))
+    proposer.begin([4])
+    assert 0 < proposer.propose(3).model_s < 1

@@ -1,0 +1,135 @@
+"""The metrics obey their definitions."""
+
+import json
+
+import numpy as np
+import pytest
+from markov_model import MarkovModel
+from omnidraft_npu.bridge import IdentityBridge
+from omnidraft_npu.config import DecodeConfig
+from omnidraft_npu.drafting import ModelDrafter
+from omnidraft_npu.speculative import Round, generate
+from omnidraft_npu.statistics import DecodeStats
+from omnidraft_npu.verification import Verdict
+from omnidraft_npu.walk import PlainWalk
+from toy_vocabularies import toy_encoder
+
+NAMES = [
+    "rounds",
+    "proposed",
+    "accepted",
+    "acceptance_rate",
+    "conditional_acceptance",
+    "mean_acceptance_length",
+    "bytes_per_target_forward",
+    "speedup",
+    "ttft_s",
+    "prefill_tokens_per_s",
+    "decode_tokens_per_s",
+    "draft_share",
+    "verify_share",
+    "bridge_share",
+    "round_s_p50",
+    "round_s_p95",
+    "peak_rss_bytes",
+    "draft_provider",
+    "target_provider",
+]
+
+
+def one_round(token_ids, num_proposed, num_accepted, num_tested, seconds=1.0):
+    return Round(
+        verdict=Verdict(token_ids=token_ids, num_accepted=num_accepted, num_tested=num_tested),
+        num_proposed=num_proposed,
+        draft_s=0.3 * seconds,
+        draft_model_s=0.25 * seconds,
+        verify_s=0.6 * seconds,
+        total_s=seconds,
+    )
+
+
+@pytest.fixture
+def target(rng):
+    return toy_encoder(rng, 10).vocabulary
+
+
+def test_metrics_of_known_rounds(target):
+    stats = DecodeStats(target, target_provider="cpu", draft_provider="npu")
+    stats.record(one_round((3, 4, 5), 4, 2, 3))
+    stats.record(one_round((6,), 4, 0, 1, seconds=2.0))
+    stats.record(one_round((7, 8, 2), 2, 2, 2))
+    shown = stats.to_json(speedup=1.5)
+    expected = {
+        "rounds": 3,
+        "proposed": 10,
+        "accepted": 4,
+        "acceptance_rate": 0.4,
+        "conditional_acceptance": 4 / 6,
+        "mean_acceptance_length": 1 + 4 / 3,
+        "bytes_per_target_forward": target.lengths[[3, 4, 5, 6, 7, 8]].sum() / 3,
+        "speedup": 1.5,
+        "decode_tokens_per_s": 7 / 4,
+        "draft_share": 0.25,
+        "verify_share": 0.6,
+        "bridge_share": 0.15,
+        "round_s_p50": 1.0,
+        "draft_provider": "npu",
+        "target_provider": "cpu",
+    }
+    assert {name: shown[name] for name in expected} == pytest.approx(expected)
+    assert stats.acceptance_by_position == (2 / 3, 1.0, 0.0)
+
+
+def test_names_are_exactly_those_that_scripts_rely_on(target):
+    shown = DecodeStats(target, target_provider="cpu").to_json()
+    assert list(shown) == NAMES
+    json.dumps(shown)
+
+
+def test_nothing_decoded_gives_no_numbers(target):
+    stats = DecodeStats(target, target_provider="cpu")
+    shown = stats.to_json()
+    assert shown["rounds"] == shown["proposed"] == shown["accepted"] == 0
+    numbers = set(NAMES) - {"rounds", "proposed", "accepted", "peak_rss_bytes", "target_provider"}
+    assert all(shown[name] is None for name in numbers)
+    assert stats.summary() == "no tokens decoded"
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_identities_hold_for_real_rounds(target, rng, k):
+    table = rng.normal(size=(target.size,) * 2)
+    noisy = table + 0.5 * rng.normal(size=table.shape)
+    proposer = ModelDrafter(MarkovModel(noisy), IdentityBridge(target.size), PlainWalk(target.size))
+    stats = DecodeStats(target, target_provider="cpu", draft_provider="cpu")
+    config = DecodeConfig(max_new_tokens=60, max_draft_tokens=k)
+    rounds = list(stats.follow(generate(proposer, MarkovModel(table), [4, 5, 6], config), 2))
+    shown = stats.to_json()
+
+    assert stats.num_tokens == 60 == stats.accepted + stats.rounds
+    assert shown["accepted"] == sum(r.verdict.num_accepted for r in rounds)
+    assert shown["accepted"] <= stats.tested <= shown["proposed"] <= k * shown["rounds"]
+    assert shown["mean_acceptance_length"] == pytest.approx(60 / shown["rounds"])
+    assert shown["draft_share"] + shown["verify_share"] + shown["bridge_share"] == pytest.approx(1)
+    assert shown["round_s_p50"] <= shown["round_s_p95"]
+    assert shown["ttft_s"] >= rounds[0].total_s
+    assert shown["prefill_tokens_per_s"] > 0
+    assert shown["peak_rss_bytes"] > 1e6
+    assert f"{stats.accepted} of {stats.proposed} draft tokens accepted" in stats.summary()
+
+
+def test_several_responses_add_up(target, rng):
+    table = rng.normal(size=(target.size,) * 2)
+    stats = DecodeStats(target, target_provider="cpu")
+    for _ in range(2):
+        list(stats.follow(generate(None, MarkovModel(table), [4], DecodeConfig()), 0))
+    assert stats.num_tokens == stats.rounds == 2 * 128
+    assert stats.to_json()["mean_acceptance_length"] == 1.0
+    assert stats.to_json()["acceptance_rate"] is None
+    assert "without drafting" in stats.summary()
+
+
+def test_a_response_without_rounds_is_no_response(target):
+    stats = DecodeStats(target, target_provider="cpu")
+    assert list(stats.follow(iter([]), 3)) == []
+    assert stats.to_json()["ttft_s"] is None
+    assert np.isclose(stats.prefill_s, 0.0)

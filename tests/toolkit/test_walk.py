@@ -1,0 +1,136 @@
+"""The walk draws only pieces that spell target tokens, and says how it drew them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omnidraft_npu.proposal import STOP, Visit
+from omnidraft_npu.spelling import Spellings, full_spellings
+from omnidraft_npu.trie import ROOT, SpellingTrie
+from omnidraft_npu.walk import PlainWalk, TrieWalk
+from toy_vocabularies import toy_encoder
+
+A, B, C, UNMAPPED, END, OTHER_END = range(6)
+# Tokens: 10 = a, 11 = b, 12 = ab, 13 = cab, 14 ends the response; nothing is spelled "c", "ca".
+TOKENS = {10: [A], 11: [B], 12: [A, B], 13: [C, A, B], 14: [END]}
+
+
+@pytest.fixture
+def trie():
+    return SpellingTrie.build(Spellings.from_runs(TOKENS, {OTHER_END: END}), 20)
+
+
+def logits(*pieces):
+    """The first is the most likely, then the next; the rest are equal."""
+    row = np.zeros(6, np.float32)
+    row[list(pieces)] = np.arange(len(pieces), 0, -1)
+    return row
+
+
+def draw(trie, *rows):
+    walk = TrieWalk(trie, 6)
+    pieces = [walk.step(row) for row in rows]
+    is_finished = walk.finish()
+    return walk, pieces, is_finished
+
+
+@pytest.mark.parametrize(
+    ("rows", "pieces", "token_ids", "is_finished"),
+    [
+        ([logits(A), logits(B)], [A, B], [12], True),  # a child extends the run
+        ([logits(A), logits(A), logits(B)], [A, A, B], [10, 12], True),  # another piece stops it
+        ([logits(A), logits(C), logits(B)], [A, C, A], [10], False),  # "ca" is no token: dropped
+        ([logits(C), logits(B), logits(C)], [C, A, B], [13], True),  # only children at "c", "ca"
+        ([logits(A)], [A], [10], True),  # the budget ends where a token does
+        ([logits(UNMAPPED, B)], [B], [11], True),  # never an unmapped piece
+        ([logits(UNMAPPED)], [A], [10], True),  # the lowest piece of equal ones
+        ([logits(OTHER_END)], [END], [14], True),  # a piece that stands for another
+        ([logits(UNMAPPED, OTHER_END)], [END], [14], True),
+        ([logits(A), logits(END)], [A, END], [10, 14], True),
+    ],
+)
+def test_pieces_become_tokens(trie, rows, pieces, token_ids, is_finished):
+    walk, drawn, finished = draw(trie, *rows)
+    assert drawn == pieces
+    assert walk.token_ids == token_ids
+    assert finished is is_finished
+
+
+def test_the_walk_records_every_branching_and_none_at_leaves(trie):
+    walk, _, _ = draw(trie, logits(A), logits(A), logits(B), logits(A))
+    a, ab = (int(trie.token_nodes[i]) for i in (10, 12))
+    extend, stop = Visit(node=a, branch=0), Visit(node=a, branch=STOP)
+    start = Visit(node=ROOT, branch=0)
+    assert walk.visits == [(start, stop), (start, extend), (start, stop)]
+    assert not len(trie.children(ab)[0])
+
+
+def test_a_logit_that_is_not_a_number_does_not_let_an_unmapped_piece_through(trie):
+    row = logits(A)
+    row[UNMAPPED] = np.nan
+    walk, pieces, _ = draw(trie, row)
+    assert (pieces, walk.token_ids) == ([None], [])
+    walk, pieces, _ = draw(trie, logits(A), row)
+    assert (pieces, walk.token_ids) == ([A, None], [10])
+
+
+def test_nothing_is_drawn_from_a_trie_without_tokens():
+    walk, pieces, _ = draw(SpellingTrie.build(Spellings.from_runs({}), 5), logits(A))
+    assert (pieces, walk.token_ids) == ([None], [])
+
+
+def test_a_trie_with_more_pieces_than_the_drafter_is_refused(trie):
+    with pytest.raises(ValueError, match="piece 4, the drafter has 4"):
+        TrieWalk(trie, 4)
+
+
+def test_plain_walk_draws_shared_ids_only():
+    walk = PlainWalk(3)
+    assert walk.step(np.array([0, 2, 2, 9], np.float32)) == 1
+    assert walk.token_ids == [1]
+
+
+def slow_walk(trie, rows):
+    """The rule of the trie, written plainly: allowed = children, and root pieces at a token."""
+    token_ids, node = [], ROOT
+    for row in rows:
+        children = dict(zip(*(part.tolist() for part in trie.children(node)), strict=True))
+        starts = dict(zip(*(part.tolist() for part in trie.children(ROOT)), strict=True))
+        allowed = set(children)
+        if node == ROOT or len(trie.tokens(node)):
+            allowed |= set(starts)
+        piece = min(allowed, key=lambda p: (-row[p], p))
+        if piece not in children:
+            token_ids.append(int(trie.tokens(node)[0]))
+            node = starts[piece]
+        else:
+            node = children[piece]
+        if not len(trie.children(node)[0]):
+            token_ids.append(int(trie.tokens(node)[0]))
+            node = ROOT
+    if node != ROOT and len(trie.tokens(node)):
+        token_ids.append(int(trie.tokens(node)[0]))
+    return token_ids
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    k=st.integers(1, 8),
+)
+def test_the_fast_walk_is_the_plain_rule(seed, sizes, k):
+    rng = np.random.default_rng(seed)
+    drafter, target = (toy_encoder(rng, size, num_padding=3) for size in sizes)
+    spellings = full_spellings(drafter, target.vocabulary)
+    trie = SpellingTrie.build(spellings, target.vocabulary.size)
+    rows = rng.integers(0, 6, (k, drafter.vocabulary.size)).astype(np.float32)  # many ties
+    walk = TrieWalk(trie, drafter.vocabulary.size)
+    for _ in range(2):
+        walk.begin()
+        for row in rows:
+            walk.step(row)
+        walk.finish()
+        assert walk.token_ids == slow_walk(trie, rows)
+        assert len(walk.visits) == len(walk.token_ids) <= k
+        assert not target.vocabulary.is_special[[i for i in walk.token_ids if i != 2]].any()

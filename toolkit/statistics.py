@@ -1,0 +1,148 @@
+"""What a decoded response cost and what drafting gained; every metric is defined here once."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .memory import peak_rss_bytes
+from .speculative import Round
+from .vocabulary import Vocabulary
+
+
+class DecodeStats:
+    """Adds up rounds, of one response or of several."""
+
+    def __init__(
+        self, target: Vocabulary, *, target_provider: str, draft_provider: str | None = None
+    ) -> None:
+        """Count in bytes of `target`; a provider names what a model ran on, None for no drafter."""
+        self._lengths = target.lengths
+        self._providers = {"draft_provider": draft_provider, "target_provider": target_provider}
+        self.num_responses = 0
+        self.num_prefilled = 0
+        self.num_tokens = 0
+        self.num_bytes = 0
+        self.proposed = 0
+        self.accepted = 0
+        self.tested = 0
+        self.prefill_s = 0.0
+        self.first_token_s = 0.0
+        self.draft_model_s = 0.0
+        self.verify_s = 0.0
+        self.round_s: list[float] = []
+        self._tested_at: list[int] = []
+        self._accepted_at: list[int] = []
+
+    def follow(self, rounds: Iterable[Round], num_prefilled: int) -> Iterator[Round]:
+        """Pass on the rounds of one response and count them.
+
+        Args:
+            rounds: Not started yet: what comes before the first round is timed as prefill,
+                of the drafter too.
+            num_prefilled: Prompt tokens that the target had to prefill.
+        """
+        start = time.perf_counter()
+        is_first = True
+        for one in rounds:
+            if is_first:
+                elapsed = time.perf_counter() - start
+                self.num_responses += 1
+                self.num_prefilled += num_prefilled
+                self.first_token_s += elapsed
+                self.prefill_s += max(0.0, elapsed - one.total_s)
+                is_first = False
+            self.record(one)
+            yield one
+
+    def record(self, one: Round) -> None:
+        """Count one round."""
+        verdict = one.verdict
+        self.num_tokens += len(verdict.token_ids)
+        self.num_bytes += int(self._lengths[list(verdict.token_ids)].sum())
+        self.proposed += one.num_proposed
+        self.accepted += verdict.num_accepted
+        self.tested += verdict.num_tested
+        self.draft_model_s += one.draft_model_s
+        self.verify_s += one.verify_s
+        self.round_s.append(one.total_s)
+        for counts, number in (
+            (self._tested_at, verdict.num_tested),
+            (self._accepted_at, verdict.num_accepted),
+        ):
+            counts += [0] * (verdict.num_tested - len(counts))
+            for i in range(number):
+                counts[i] += 1
+
+    @property
+    def rounds(self) -> int:
+        """Rounds, each one forward pass of the target."""
+        return len(self.round_s)
+
+    @property
+    def decode_s(self) -> float:
+        """Time in rounds: everything but prefill."""
+        return sum(self.round_s)
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Conditional acceptance of the first, second, ... draft token of a round."""
+        pairs = zip(self._accepted_at, self._tested_at, strict=True)
+        return tuple(accepted / tested for accepted, tested in pairs)
+
+    def to_json(self, *, speedup: float | None = None) -> dict[str, Any]:
+        """Every metric by name; None for one that has nothing to be computed from.
+
+        The shares of decode time are those of the drafter's forward passes, the target's
+        forward passes and all the rest: bridge, verdict and bookkeeping. They sum to 1.
+
+        Args:
+            speedup: Decode tokens per second over those of the same target decoding
+                plainly with the same options in the same run, where that was measured.
+        """
+        decode_s, rounds = self.decode_s, self.rounds
+        p50, p95 = np.percentile(self.round_s, (50, 95)).tolist() if rounds else (None, None)
+        other_s = decode_s - self.draft_model_s - self.verify_s
+        return {
+            "rounds": rounds,
+            "proposed": self.proposed,
+            "accepted": self.accepted,
+            "acceptance_rate": _ratio(self.accepted, self.proposed),
+            "conditional_acceptance": _ratio(self.accepted, self.tested),
+            "mean_acceptance_length": 1 + self.accepted / rounds if rounds else None,
+            "bytes_per_target_forward": _ratio(self.num_bytes, rounds),
+            "speedup": speedup,
+            "ttft_s": _ratio(self.first_token_s, self.num_responses),
+            "prefill_tokens_per_s": _ratio(self.num_prefilled, self.prefill_s),
+            "decode_tokens_per_s": _ratio(self.num_tokens, decode_s),
+            "draft_share": _ratio(self.draft_model_s, decode_s),
+            "verify_share": _ratio(self.verify_s, decode_s),
+            "bridge_share": _ratio(max(0.0, other_s), decode_s),
+            "round_s_p50": p50,
+            "round_s_p95": p95,
+            "peak_rss_bytes": peak_rss_bytes(),
+            **self._providers,
+        }
+
+    def summary(self) -> str:
+        """One line for people."""
+        if not self.rounds:
+            return "no tokens decoded"
+        rate = f"{self.num_tokens} tokens, {self.num_tokens / max(self.decode_s, 1e-9):.1f} tok/s"
+        where = f"target on {self._providers['target_provider']}"
+        if self._providers["draft_provider"] is None:
+            return f"{rate}, without drafting; {where}"
+        stats = self.to_json()
+        accepted = f"{self.accepted} of {self.proposed} draft tokens accepted"
+        shares = ", ".join(
+            f"{name} {100 * stats[f'{name}_share']:.0f} %" for name in ("draft", "verify", "bridge")
+        )
+        return (
+            f"{rate}, {stats['mean_acceptance_length']:.2f} tokens a round ({accepted}); "
+            f"time: {shares}; drafter on {self._providers['draft_provider']}, {where}"
+        )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
