@@ -18,6 +18,7 @@ from .tokenizer_documents import (
 )
 
 _PREFIX = "tokenizer.ggml."
+_KINDS = frozenset(map(int, PieceKind))
 # Control tokens that end a response whatever the file calls its end.
 _ENDS = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>")
 
@@ -70,10 +71,16 @@ def _space_mark(fields: Mapping[str, Any]) -> TokenizerFiles:
             "map), which is not supported: use the Hugging Face checkpoint of this model"
         )
     pieces = _pieces(fields, scores=_array(fields, "scores"))
+    scores = [piece.score for piece in pieces if piece.kind == PieceKind.NORMAL]
+    if len(scores) > 2 * len(set(scores)):
+        raise TokenizerError(
+            "the GGUF file gives most tokens the same score, which loses the order of merges: "
+            "use the Hugging Face checkpoint of this model"
+        )
     bos = _wanted_bos(fields, pieces, default=True)
     document = space_mark_document(
         pieces,
-        add_space_prefix=bool(fields.get(_PREFIX + "add_space_prefix", True)),
+        space_prefix="always" if fields.get(_PREFIX + "add_space_prefix", True) else "never",
         bos=_text(pieces, bos),
     )
     return _files(fields, pieces, document, bos, None)
@@ -126,7 +133,12 @@ def _pieces(fields: Mapping[str, Any], scores: Sequence[float] | None = None) ->
     has_marks = scores is not None
     pieces = []
     for i, (text, number) in enumerate(zip(texts, kinds, strict=True)):
-        kind = PieceKind(int(number))
+        if number not in _KINDS:
+            raise TokenizerError(
+                f"token {i} of the GGUF file has type {number}, which is not known: the file is "
+                "damaged or newer than this tool"
+            )
+        kind = PieceKind(number)
         # Converters write the spaces of user-defined tokens as they are.
         if has_marks and kind == PieceKind.USER_DEFINED:
             text = text.replace(" ", SPACE_MARK)

@@ -24,7 +24,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     if (folder / "tokenizer.json").is_file():
         files = _from_json(folder / "tokenizer.json", settings)
     elif (folder / "tokenizer.model").is_file():
-        from .gguf_tokenizer import tokenizer_from_sentencepiece
+        from .sentencepiece_tokenizer import tokenizer_from_sentencepiece
 
         files = tokenizer_from_sentencepiece(folder / "tokenizer.model", settings)
     else:

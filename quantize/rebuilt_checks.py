@@ -18,7 +18,7 @@ _SAMPLES = (
     "日本語 한국어 中文",
     "emoji 😀 👩‍👩‍👧 🇩🇪",
     " ",
-    " " * 33,
+    "x" + " " * 33 + "y",
 )
 
 
@@ -39,7 +39,7 @@ def check_rebuilt(tokenizer_json: str, pieces: Sequence[Piece], pre: PreTokenize
         tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:
         raise TokenizerError(
-            f"the GGUF file's tokens and merges make no tokenizer: {error}. It is damaged: "
+            f"the model file's tokens and merges make no tokenizer: {error}. It is damaged: "
             "get it again"
         ) from error
     problems = [*_split_problems(tokenizer, pre)] if pre is not None else []
@@ -77,8 +77,16 @@ def _id_problems(tokenizer: Any, pieces: Sequence[Piece]) -> Iterator[str]:
 
 
 def _text_problems(tokenizer: Any, pieces: Sequence[Piece]) -> Iterator[str]:
+    unknown = {i for i, piece in enumerate(pieces) if piece.kind == PieceKind.UNKNOWN}
     for text in _SAMPLES:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
+        if unknown.intersection(ids):  # a vocabulary without byte tokens cannot write everything
+            continue
         back = tokenizer.decode(ids, skip_special_tokens=False)
-        if unicodedata.normalize("NFC", back) != unicodedata.normalize("NFC", text):
+        if _comparable(back) != _comparable(text):
             yield f"{text!r} comes back as {back!r}"
+
+
+def _comparable(text: str) -> str:
+    """A text without what some tokenizers rightly change: composed, and not begun by spaces."""
+    return unicodedata.normalize("NFC", text).lstrip(" ")

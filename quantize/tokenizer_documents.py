@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 from .pretokenizers import PreTokenizer
 
@@ -34,6 +34,9 @@ class Piece:
 
 
 Merges = Sequence[tuple[str, str]]
+SpacePrefix = Literal["never", "first", "always"]
+"""Where a space is added: nowhere; before a text that does not begin with one (as transformers
+does for SentencePiece models that are not `legacy`); or there and after each special token."""
 
 
 def byte_level_document(
@@ -56,28 +59,23 @@ def byte_level_document(
 
 
 def space_mark_document(
-    pieces: Sequence[Piece], *, add_space_prefix: bool, bos: str | None
+    pieces: Sequence[Piece], *, space_prefix: SpacePrefix, bos: str | None
 ) -> dict[str, Any]:
     """BPE over text with ``▁`` for a space, its merges found from the pieces' scores."""
     vocab = _ids(pieces)
     unknown = next((piece.text for piece in pieces if piece.kind == PieceKind.UNKNOWN), None)
     if unknown is None and "<unk>" in vocab:
         unknown = "<unk>"
-    mark = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
     unmark = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}
     decoders: list[dict[str, Any]] = [unmark, {"type": "ByteFallback"}, {"type": "Fuse"}]
-    normalizer: dict[str, Any] = dict(mark)
-    if add_space_prefix:
-        prepend = {"type": "Prepend", "prepend": SPACE_MARK}
-        normalizer = {"type": "Sequence", "normalizers": [prepend, mark]}
+    if space_prefix != "never":
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": _added_tokens(pieces),
-        "normalizer": normalizer,
-        "pre_tokenizer": None,
+        **_marked_spaces(space_prefix),
         "post_processor": _begin_with(bos, vocab),
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": _bpe(
@@ -146,6 +144,19 @@ def _begin_with(bos: str | None, vocab: Mapping[str, int]) -> dict[str, Any]:
         "pair": [*first, text_a, *second, text_b],
         "special_tokens": known,
     }
+
+
+def _marked_spaces(prefix: SpacePrefix) -> dict[str, Any]:
+    """The steps that write a space as a mark."""
+    if prefix == "first":
+        marks = {"type": "Metaspace", "replacement": SPACE_MARK, "prepend_scheme": "first"}
+        return {"normalizer": None, "pre_tokenizer": {**marks, "split": False}}
+    mark = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
+    if prefix == "never":
+        return {"normalizer": mark, "pre_tokenizer": None}
+    prepend = {"type": "Prepend", "prepend": SPACE_MARK}
+    steps = {"type": "Sequence", "normalizers": [prepend, mark]}
+    return {"normalizer": steps, "pre_tokenizer": None}
 
 
 def _bpe(vocab: Mapping[str, int], merges: Merges, **options: Any) -> dict[str, Any]:
