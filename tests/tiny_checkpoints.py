@@ -1,0 +1,55 @@
+"""Tiny checkpoints as users have them: a folder with weights, configuration and a tokenizer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tiny_models import tiny_model
+
+SENTENCES = (
+    "the small drafter proposes and the large target verifies",
+    "a bridge between two vocabularies works on bytes",
+    "numbers 0 1 2 3 4 5 6 7 8 9 and marks , . ; : ! ?",
+    "def add(a, b):\n\treturn a + b\n",
+)
+
+
+def train_tokenizer(vocab_size: int, seed_text: str = "") -> str:
+    """A byte-level BPE `tokenizer.json` of exactly `vocab_size` ids.
+
+    Ids 0 to 2 are <pad>, <bos> and <eos>; another `seed_text` gives other merges.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<pad>", "<bos>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        min_frequency=1,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*SENTENCES, seed_text] * 4, trainer)
+    assert tokenizer.get_vocab_size() == vocab_size, "more text is needed for so many pieces"
+    return tokenizer.to_str()
+
+
+def write_checkpoint(
+    folder: Path,
+    architecture: str = "llama",
+    *,
+    vocab_size: int = 300,
+    num_logits: int | None = None,
+    seed: int = 0,
+    seed_text: str = "",
+    **overrides: Any,
+) -> Path:
+    """A Hugging Face folder of a tiny random model with a tokenizer of its own."""
+    model = tiny_model(architecture, seed=seed, vocab_size=num_logits or vocab_size, **overrides)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(train_tokenizer(vocab_size, seed_text))
+    config = {"eos_token": "<eos>", "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder

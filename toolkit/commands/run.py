@@ -1,0 +1,157 @@
+"""`omnidraft-npu run`: answer a prompt."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import ConfigError, PromptError
+
+if TYPE_CHECKING:
+    from omnidraft_npu.runtime.session import Delta, Session
+
+    from ..config import DecodeConfig
+
+
+@click.command(name="run")
+@click.argument("prompt", required=False)
+@click.option(
+    "-f",
+    "--prompt-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Read the prompt from a UTF-8 file.",
+)
+@click.option(
+    "-b",
+    "--bundle",
+    type=click.Path(path_type=Path),
+    help="What `export` made; without it a default pair is fetched and exported once.",
+)
+@click.option("--target", help="Which target of the bundle, or of the default pairs.")
+@click.option("--max-new-tokens", default=128, show_default=True, help="Most tokens to write.")
+@click.option(
+    "--draft-tokens",
+    default=4,
+    show_default=True,
+    help="Drafter tokens proposed in each round.",
+)
+@click.option("--temperature", default=0.0, show_default=True, help="0 decodes greedily.")
+@click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
+@click.option("--raw", is_flag=True, help="Give the model the bare prompt, without a chat template.")
+@click.option("--no-draft", is_flag=True, help="Decode with the target alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
+@click.option("--accept-terms", is_flag=True, help="Accept the terms of a default model's licence.")
+def command(
+    prompt: str | None,
+    prompt_file: Path | None,
+    bundle: Path | None,
+    target: str | None,
+    max_new_tokens: int,
+    draft_tokens: int,
+    temperature: float,
+    threads: int | None,
+    raw: bool,
+    no_draft: bool,
+    as_json: bool,
+    accept_terms: bool,
+) -> None:
+    """Answer PROMPT with a target model, drafted for by a small one.
+
+    The text goes to stdout as it is written, statistics to stderr. PROMPT may come from a
+    file or from stdin. Greedy decoding gives exactly what the target alone would write.
+
+    \b
+    Examples:
+      omnidraft-npu run "The three laws of robotics are"
+      omnidraft-npu run -b bundle --target gemma3-270m --draft-tokens 6 -f prompt.txt
+      echo "Name three rivers." | omnidraft-npu run --target smollm2-135m --json
+    """
+    from ..config import DecodeConfig, SamplingConfig
+
+    config = DecodeConfig(
+        max_new_tokens=max_new_tokens,
+        max_draft_tokens=draft_tokens,
+        sampling=SamplingConfig(temperature=temperature),
+    )
+    text = _read_prompt(prompt, prompt_file)
+    if bundle is None:
+        from .default_pair import default_bundle
+
+        bundle, target = default_bundle(target, accept_terms=accept_terms)
+
+    from omnidraft_npu.runtime.session import open_session
+
+    session = open_session(bundle, target=target, threads=threads, use_drafter=not no_draft)
+    if not raw and not session.has_chat_template:
+        click.echo(
+            f"{session.target_name} has no chat template: the prompt is continued as it is", err=True
+        )
+        raw = True
+    _answer(session, session.encode(text, raw=raw), config, as_json)
+
+
+def _answer(session: "Session", prompt_ids: list[int], config: "DecodeConfig", as_json: bool) -> None:
+    last: Delta | None = None
+    text, token_ids = [], []
+    for last in session.generate(prompt_ids, config):
+        text.append(last.text)
+        token_ids += last.token_ids
+        if not as_json:
+            click.echo(last.text, nl=False)
+    assert last is not None, "a response has at least one round"
+    if as_json:
+        document = {
+            "schema_version": 1,
+            "text": "".join(text),
+            "token_ids": token_ids,
+            "finish_reason": last.finish_reason,
+            "stats": last.stats.to_json(),
+        }
+        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        return
+    click.echo()
+    click.echo(last.stats.summary(), err=True)
+
+
+def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    """The prompt from whichever of argument, file and stdin was given.
+
+    Raises:
+        ConfigError: none or two of them.
+        PromptError: it cannot be read, is not UTF-8, or is empty.
+    """
+    if prompt is not None and prompt_file is not None:
+        raise ConfigError("there is a PROMPT and a --prompt-file: give one of them")
+    if prompt is not None and prompt != "-":
+        text, where = prompt, "PROMPT"
+    else:
+        text, where = _read_bytes(prompt, prompt_file)
+    if not text:
+        raise PromptError(f"{where} is empty: give the model some text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(f"{where} is not UTF-8 text ({error.reason}): convert it first") from error
+    return text
+
+
+def _read_bytes(prompt: str | None, prompt_file: Path | None) -> tuple[str, str]:
+    if prompt_file is not None:
+        where = str(prompt_file)
+        try:
+            data = prompt_file.read_bytes()
+        except OSError as error:
+            raise PromptError(f"cannot read {where}: {error.strerror}") from error
+    elif prompt == "-" or not sys.stdin.isatty():
+        where, data = "stdin", sys.stdin.buffer.read()
+    else:
+        raise ConfigError("there is no prompt: give PROMPT, --prompt-file, or text on stdin")
+    try:
+        return data.decode("utf-8"), where
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{where} is not UTF-8 text (byte {error.start} is 0x{data[error.start]:02x}): "
+            "convert it first"
+        ) from error
