@@ -1,0 +1,145 @@
+"""`omnidraft-npu run` as scripts and people use it, on a tiny bundle."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from tiny_checkpoints import write_checkpoint
+
+from omnidraft_npu.cli import cli
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """A llama drafter, a gemma target without and a qwen target with a chat template."""
+    root = tmp_path_factory.mktemp("run")
+    drafter = write_checkpoint(root / "drafter", vocab_size=280)
+    target = write_checkpoint(
+        root / "target", "gemma3_text", vocab_size=310, num_logits=320, seed=1, seed_text="verify"
+    )
+    chat = write_checkpoint(root / "chat", "qwen2", vocab_size=290, seed=2, seed_text="chat")
+    template = "{% for m in messages %}<bos>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    path = chat / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    output = root / "bundle"
+    made = CliRunner().invoke(
+        cli,
+        ["export", "--drafter", str(drafter), "--target", str(target), "--target", str(chat)]
+        + ["-o", str(output), "--precision", "fp32", "--context-length", "128"],
+    )
+    assert made.exit_code == 0, made.output
+    return output
+
+
+def run(bundle, *arguments, stdin=None):
+    return CliRunner().invoke(
+        cli, ["run", "-b", str(bundle), "--max-new-tokens", "24", *arguments], input=stdin
+    )
+
+
+def document(result):
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_drafting_changes_the_cost_and_not_the_text(bundle):
+    plain = document(run(bundle, "the small drafter", "--no-draft", "--json"))
+    for k in range(1, 9):
+        drafted = document(run(bundle, "the small drafter", "--json", "--draft-tokens", str(k)))
+        assert drafted["token_ids"] == plain["token_ids"]
+        assert drafted["text"] == plain["text"]
+        assert drafted["stats"]["proposed"] > 0
+    assert plain["stats"]["proposed"] == 0
+    assert plain["stats"]["draft_provider"] is None
+
+
+def test_json_has_the_names_that_scripts_rely_on(bundle):
+    result = document(run(bundle, "two", "--json"))
+    assert set(result) == {"schema_version", "text", "token_ids", "finish_reason", "stats"}
+    assert result["finish_reason"] in ("stop", "length", "context")
+    names = """rounds proposed accepted acceptance_rate conditional_acceptance
+        mean_acceptance_length bytes_per_target_forward speedup ttft_s prefill_tokens_per_s
+        decode_tokens_per_s draft_share verify_share bridge_share round_s_p50 round_s_p95
+        peak_rss_bytes draft_provider target_provider"""
+    assert set(names.split()) <= set(result["stats"])
+    stats = result["stats"]
+    assert stats["accepted"] <= stats["proposed"]
+    assert stats["mean_acceptance_length"] == 1 + stats["accepted"] / stats["rounds"]
+    assert stats["target_provider"] == "CPUExecutionProvider"
+
+
+def test_text_is_the_only_thing_on_stdout(bundle):
+    shown = run(bundle, "the large target")
+    expected = document(run(bundle, "the large target", "--json"))["text"]
+    assert shown.exit_code == 0
+    assert shown.stdout == expected + "\n"
+    assert "tok/s" in shown.stderr
+    assert "no chat template" in shown.stderr
+
+
+def test_the_prompt_may_come_from_an_argument_a_file_or_stdin(bundle, tmp_path):
+    (tmp_path / "prompt.txt").write_bytes("größer 雪 🙂\n\tif".encode())
+    text = (tmp_path / "prompt.txt").read_text(encoding="utf-8")
+    results = [
+        document(run(bundle, text, "--json")),
+        document(run(bundle, "-f", str(tmp_path / "prompt.txt"), "--json")),
+        document(run(bundle, "--json", stdin=text.encode())),
+        document(run(bundle, "-", "--json", stdin=text.encode())),
+    ]
+    assert all(r["token_ids"] == results[0]["token_ids"] for r in results)
+
+
+def test_the_chat_template_is_used_unless_raw(bundle):
+    chat = document(run(bundle, "two", "--target", "chat", "--json"))
+    raw = document(run(bundle, "two", "--target", "chat", "--raw", "--json"))
+    templated = document(run(bundle, "<bos>user: two\n", "--target", "chat", "--raw", "--json"))
+    assert chat["token_ids"] == templated["token_ids"]
+    assert chat["token_ids"] != raw["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "words", "code"),
+    [
+        (["x", "--draft-tokens", "0"], None, ["draft_tokens is 0", "--no-draft"], 2),
+        (["x", "--draft-tokens", "-3"], None, ["draft_tokens is -3"], 2),
+        (["x", "--max-new-tokens", "0"], None, ["max_new_tokens is 0"], 2),
+        (["x", "--temperature", "0.7"], None, ["temperature 0.7"], 2),
+        (["x", "--threads", "0"], None, ["threads"], 2),
+        (["x", "--target", "nobody"], None, ["nobody", "target", "chat"], 2),
+        ([""], None, ["empty"], 1),
+        ([], b"", ["stdin is empty"], 1),
+        ([], b"caf\xe9", ["not UTF-8", "0xe9"], 1),
+        (["x", "-f", "y"], None, ["PROMPT", "--prompt-file"], 2),
+        (["-f", "no-such-file"], None, ["no-such-file"], 1),
+        (["word " * 500], None, ["128", "--context-length"], 1),
+    ],
+)
+def test_bad_input_is_one_line(bundle, arguments, stdin, words, code):
+    result = run(bundle, *arguments, stdin=stdin)
+    assert result.exit_code == code, result.output + repr(result.exception)
+    assert result.stdout == ""
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("Error: ")
+    for word in words:
+        assert word in last
+
+
+def test_a_damaged_bundle_is_exit_code_5(bundle, tmp_path):
+    result = run(tmp_path, "x")
+    assert result.exit_code == 5
+    assert "not a bundle" in result.stderr
+
+
+def test_run_loads_no_torch(bundle):
+    code = (
+        "import sys\nfrom omnidraft_npu.cli import cli\n"
+        f"try:\n    cli(['run', '-b', {str(bundle)!r}, '--max-new-tokens', '2', 'two'])\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "print('LOADED', sorted({'torch', 'onnx', 'transformers', 'gguf'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "LOADED []"
