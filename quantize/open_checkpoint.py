@@ -16,6 +16,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: there is none, or it is damaged or not supported.
     """
     if path.is_dir():
+        inside = sorted(path.glob("*.gguf"))
+        if inside and not (path / "config.json").is_file():
+            raise CheckpointError(
+                f"{path.name} has no config.json but GGUF files; give one of them: {inside[0]}"
+            )
         from .safetensors_checkpoint import open_folder
 
         return open_folder(path)

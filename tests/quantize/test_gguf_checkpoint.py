@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from omnidraft_npu.errors import CheckpointError
+from omnidraft_npu.quantize.architecture import Llama3Scaling
+from omnidraft_npu.quantize.gguf_rope import llama3_factors, llama3_scaling
 from omnidraft_npu.quantize.hf_config import decoder_config
 from omnidraft_npu.quantize.open_checkpoint import open_checkpoint
 from real_models import real_model
@@ -92,6 +94,19 @@ def test_the_model_file_of_gemma_27b_has_another_attention_scale(tmp_path):
     assert gguf.config.attention_scale == (32 / 4) ** -0.5
 
 
+@pytest.mark.parametrize(("factor", "context"), [(8.0, 8192), (32.0, 8192), (4.0, 1024)])
+def test_llama_3_scaling_is_recovered_from_its_divisors(factor, context):
+    scaling = Llama3Scaling(
+        factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_context_length=context
+    )
+    factors = llama3_factors(scaling, 5e5, 128).astype(np.float32)
+
+    assert 4 < np.count_nonzero((factors > 1) & (factors < factor)) < 32
+    assert llama3_scaling(factors.tolist(), 5e5) == scaling
+    assert llama3_scaling((factors * np.float32(1.0001)).tolist(), 5e5) is None
+    assert llama3_scaling(factors.tolist(), 4e5) is None
+
+
 def test_frequency_factors_that_are_not_llama_3s_are_refused(tmp_path):
     rope = dict(tiny_model("llama3-scaled").config.rope_parameters) | {"high_freq_factor": 3.0}
     model = tiny_model("llama3-scaled", rope_parameters=rope)
@@ -140,6 +155,13 @@ def test_what_is_not_a_gguf_is_told_by_its_contents(tmp_path):
 
         with pytest.raises(CheckpointError, match="not a GGUF file"):
             open_checkpoint(path)
+
+
+def test_a_folder_of_gguf_files_says_to_give_one_of_them(tmp_path):
+    write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+
+    with pytest.raises(CheckpointError, match=r"give one of them: .*model\.gguf"):
+        open_checkpoint(tmp_path)
 
 
 def test_a_file_of_another_version_or_byte_order_is_refused(tmp_path):

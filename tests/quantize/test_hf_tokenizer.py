@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from omnidraft_npu.errors import TokenizerError
+from omnidraft_npu.quantize.hf_tokenizer import _first_id
 from omnidraft_npu.quantize.open_checkpoint import open_checkpoint
 from shared_files import shared_path
-from tiny_checkpoints import train_tokenizer, write_checkpoint
+from tiny_checkpoints import SENTENCES, train_tokenizer, write_checkpoint
+from tokenizers import Tokenizer, processors
 
 
 @pytest.fixture
@@ -33,8 +35,6 @@ def add_tokens(folder: Path, *tokens: str) -> None:
 
 
 def begin_with_bos(folder: Path) -> None:
-    from tokenizers import Tokenizer, processors
-
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 1)]
@@ -120,6 +120,32 @@ def test_a_folder_without_a_usable_tokenizer_is_refused(folder):
         read(folder)
 
 
+def test_a_folder_with_a_sentencepiece_model_only_is_read(tmp_path):
+    """Byte fallback and merges; the ends come from the configuration as well."""
+    import sentencepiece
+
+    folder = write_checkpoint(tmp_path / "tiny", num_logits=320)
+    (folder / "tokenizer.json").unlink()
+    (folder / "corpus.txt").write_text("\n".join(SENTENCES))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "corpus.txt"),
+        model_prefix=str(folder / "tokenizer"),
+        model_type="bpe",
+        vocab_size=320,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    put(folder / "generation_config.json", eos_token_id=[2, 9])
+
+    files = read(folder)
+
+    assert files.bos_token_id == 1
+    assert files.eos_token_ids == (2, 9)
+    assert Tokenizer.from_str(files.tokenizer_json).encode("the large target").ids[0] == 1
+
+
 @pytest.mark.parametrize("vocab_size", [301, 320])
 def test_a_tokenizer_with_ids_the_model_has_no_rows_for_is_refused(folder, vocab_size):
     (folder / "tokenizer.json").write_text(train_tokenizer(vocab_size))
@@ -140,8 +166,6 @@ def test_a_special_id_that_is_no_token_is_refused(folder):
 
 
 def test_the_one_id_beyond_a_gemma_is_not_a_token_any_more(tmp_path):
-    from tokenizers import Tokenizer
-
     folder = write_checkpoint(tmp_path / "tiny", "gemma3_text")
     add_tokens(folder, "<image_soft_token>")
     files = read(folder)
@@ -168,9 +192,6 @@ def test_a_llama_with_one_id_too_many_is_refused(folder):
     [("qwen3", None), ("smollm2", None), ("gemma3", 2)],
 )
 def test_published_tokenizers_begin_a_sequence_as_they_should(name, bos_token_id):
-    from omnidraft_npu.quantize.hf_tokenizer import _first_id
-    from tokenizers import Tokenizer
-
     source = shared_path(f"tokenizers/{name}")
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     config = source / "tokenizer_config.json"
