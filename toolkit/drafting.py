@@ -105,7 +105,7 @@ class ModelDrafter:
         """
         pieces, head = self._bridge.pieces, self._bridge.num_head
         limit = self._model.context_length
-        if self._settled < self._window:
+        if len(pieces) <= self._window:
             self._move_window(head)
         if head + len(pieces) - self._window + num_new - 1 > limit:
             self._move_window(len(pieces) - max(1, limit // 2 - head))

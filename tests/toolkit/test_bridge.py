@@ -145,6 +145,15 @@ def test_special_tokens_keep_their_content_or_end_role_or_become_plain_text():
     assert c not in (11, 12)
 
 
+def test_a_token_like_the_bos_of_the_drafter_becomes_text():
+    drafter, _ = special_vocabulary(["<s>"], bos_token_id=10)
+    _, target = special_vocabulary(["<s>"])
+    bridge = ByteBridge(drafter, target)
+    bridge.begin([10, target.by_bytes[b"a"], 10])
+    assert bridge.pieces == [10, *drafter.encode(b"<s>a<s>")[0]]
+    assert bridge.pieces.count(10) == 1
+
+
 def test_text_that_looks_like_a_special_token_stays_text():
     smollm, qwen = vocabulary("smollm2"), vocabulary("qwen3")
     bridge = ByteBridge(encoder("smollm2"), qwen)

@@ -8,12 +8,13 @@ from markov_model import MarkovModel
 from omnidraft_npu.bridge import ByteBridge, IdentityBridge
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.drafting import ModelDrafter
+from omnidraft_npu.pieces import PieceEncoder
 from omnidraft_npu.speculative import generate
 from omnidraft_npu.spelling import direct_spellings, full_spellings
 from omnidraft_npu.trie import SpellingTrie
-from omnidraft_npu.vocabulary import END_ROLES
+from omnidraft_npu.vocabulary import END_ROLES, Vocabulary
 from omnidraft_npu.walk import PlainWalk, TrieWalk
-from toy_vocabularies import toy_encoder
+from toy_vocabularies import toy_document, toy_encoder
 
 
 def make_drafter(model, encoder, target, spellings=None):
@@ -121,6 +122,21 @@ def test_a_context_that_outgrows_the_drafter_is_followed_in_its_later_half(rng):
         assert model.cache[1:] == pieces[len(pieces) - len(model.cache) + 1 :]
     assert num_empty < 20
     assert num_long_feeds < 15
+
+
+def test_pieces_that_merge_before_the_window_do_not_leave_it_empty():
+    document = toy_document(np.random.default_rng(0), 0)
+    document["model"]["vocab"] |= {"ab": 7, "abab": 8, "abababab": 9}
+    document["model"]["merges"] = [["a", "b"], ["ab", "ab"], ["abab", "abab"]]
+    vocab = Vocabulary.from_tokenizer_json(document, eos_token_ids=(2,), bos_token_id=1)
+    a, b = vocab.by_bytes[b"a"], vocab.by_bytes[b"b"]
+    model = MarkovModel(np.zeros((vocab.size, vocab.size)), context_length=3)
+    proposer = make_drafter(model, PieceEncoder(document, vocab), vocab)
+    proposer.begin([1, a, b, a, b, a, b, a])  # abab ab a, of which the window holds the last
+    assert model.cache == [1]
+    proposer.observe([b])
+    proposer.propose(1)
+    assert model.cache == [1, 9]
 
 
 def test_a_context_that_grows_again_after_a_shorter_one_starts_afresh(rng):

@@ -10,9 +10,10 @@ from omnidraft_npu.trie import ROOT, SpellingTrie
 from omnidraft_npu.walk import PlainWalk, TrieWalk
 from toy_vocabularies import toy_encoder
 
-A, B, C, UNMAPPED, END, OTHER_END = range(6)
-# Tokens: 10 = a, 11 = b, 12 = ab, 13 = cab, 14 ends the response; nothing is spelled "c", "ca".
-TOKENS = {10: [A], 11: [B], 12: [A, B], 13: [C, A, B], 14: [END]}
+A, B, C, UNMAPPED, END, OTHER_END, INNER = range(7)
+# Tokens: 10 = a, 11 = b, 12 = ab, 13 = cab, 14 ends the response, 15 = b and an
+# inner piece that is no token by itself; nothing is spelled "c" or "ca".
+TOKENS = {10: [A], 11: [B], 12: [A, B], 13: [C, A, B], 14: [END], 15: [B, INNER]}
 
 
 @pytest.fixture
@@ -22,13 +23,13 @@ def trie():
 
 def logits(*pieces):
     """The first is the most likely, then the next; the rest are equal."""
-    row = np.zeros(6, np.float32)
+    row = np.zeros(7, np.float32)
     row[list(pieces)] = np.arange(len(pieces), 0, -1)
     return row
 
 
 def draw(trie, *rows):
-    walk = TrieWalk(trie, 6)
+    walk = TrieWalk(trie, 7)
     pieces = [walk.step(row) for row in rows]
     is_finished = walk.finish()
     return walk, pieces, is_finished
@@ -47,6 +48,8 @@ def draw(trie, *rows):
         ([logits(OTHER_END)], [END], [14], True),  # a piece that stands for another
         ([logits(UNMAPPED, OTHER_END)], [END], [14], True),
         ([logits(A), logits(END)], [A, END], [10, 14], True),
+        ([logits(B), logits(UNMAPPED, INNER)], [B, INNER], [15], True),  # a child, masked or not
+        ([logits(A), logits(INNER, B)], [A, B], [12], True),  # only under its own parent
     ],
 )
 def test_pieces_become_tokens(trie, rows, pieces, token_ids, is_finished):
@@ -80,7 +83,7 @@ def test_nothing_is_drawn_from_a_trie_without_tokens():
 
 
 def test_a_trie_with_more_pieces_than_the_drafter_is_refused(trie):
-    with pytest.raises(ValueError, match="piece 4, the drafter has 4"):
+    with pytest.raises(ValueError, match="piece 6, the drafter has 4"):
         TrieWalk(trie, 4)
 
 
