@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.lora import MODULES, lora_name
 
@@ -35,6 +34,13 @@ Floats = npt.NDArray[np.float32]
 Tensors = Callable[[str], Floats]
 
 _OPSET = 21
+
+# onnxruntime multiplies matrices with other kernels for one row than for several, and splits
+# sums at a head of more than 128 in two where there are more than 64 columns. Attention
+# therefore always sees at least so many rows and columns; see `_add_spare_rows`.
+_MIN_ROWS = 2
+_MIN_COLUMNS = 65
+_MAX_UNSPLIT_HEAD = 128
 _BITS: dict[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
 
 
@@ -117,6 +123,8 @@ class _CpuDecoder:
     def build(self) -> None:
         config, graph = self._config, self._graph
         ids = graph.input("input_ids", np.int64, ["batch", "length"])
+        self._add_cache_inputs()
+        self._add_spare_rows()
         self._add_lengths()
         self._add_rotary_tables()
         residual = self._embed(ids)
@@ -137,15 +145,51 @@ class _CpuDecoder:
             )
         self._add_outputs(normed)
 
+    def _add_cache_inputs(self) -> None:
+        config, graph = self._config, self._graph
+        graph.input("attention_mask", np.int64, ["batch", "total"])
+        for name in self._cache_names("past_key_values"):
+            graph.input(name, np.float32, ["batch", config.num_kv_heads, "past", config.head_dim])
+
+    def _cache_names(self, prefix: str) -> list[str]:
+        layers = range(self._config.num_layers)
+        return [f"{prefix}.{i}.{part}" for i in layers for part in ("key", "value")]
+
+    def _add_spare_rows(self) -> None:
+        """How many rows of zeros attention gets behind the real ones.
+
+        With them a token's logits are the same to the bit whether it is scored alone or with
+        others (the other operators already treat every row alike): without, quantised models
+        round activations differently and greedy decoding and verification part ways. The
+        spare rows land in the cache behind the last token, where the next run overwrites
+        them; there are none where the cache has no room, as when it grows with every run.
+        """
+        graph = self._graph
+        length = graph.node("Shape", ["input_ids"], "length", start=1, end=2)
+        total = graph.node("Shape", ["attention_mask"], "mask.total", start=1, end=2)
+        slots = graph.node("Shape", ["past_key_values.0.key"], "slots", start=2, end=3)
+        zero = graph.tensor("zero", np.array([0], np.int64))
+        min_rows = graph.tensor("spare.min_rows", np.array([_MIN_ROWS], np.int64))
+        wanted = graph.node("Sub", [min_rows, length], "spare.rows")
+        if self._config.head_dim > _MAX_UNSPLIT_HEAD:
+            min_columns = graph.tensor("spare.min_columns", np.array([_MIN_COLUMNS], np.int64))
+            columns = graph.node("Sub", [min_columns, total], "spare.columns")
+            wanted = graph.node("Max", [wanted, columns], "spare.wanted")
+        room = graph.node("Sub", [slots, total], "spare.room")
+        fitting = graph.node("Min", [wanted, room], "spare.fitting")
+        spare = graph.node("Max", [fitting, zero], "spare")
+        before = graph.tensor("spare.before", np.zeros(4, np.int64))
+        graph.node("Concat", [before, spare, zero], "spare.pads", axis=0)
+
     def _add_lengths(self) -> None:
         """What GroupQueryAttention wants to know of the attention mask."""
         graph = self._graph
-        mask = graph.input("attention_mask", np.int64, ["batch", "total"])
         one = graph.tensor("one", np.array([1], np.int64))
-        kept = graph.node("ReduceSum", [mask, one], "mask.sum", keepdims=0)
+        kept = graph.node("ReduceSum", ["attention_mask", one], "mask.sum", keepdims=0)
         last = graph.node("Sub", [kept, one], "mask.last")
+        last = graph.node("Add", [last, "spare"], "mask.last_with_spare")
         graph.node("Cast", [last], "last_position", to=_onnx_type(np.int32))
-        size = graph.node("Shape", [mask], "mask.total", start=1, end=2)
+        size = graph.node("Add", ["mask.total", "spare"], "total_with_spare")
         scalar = graph.node("Squeeze", [size], "mask.total.scalar")
         graph.node("Cast", [scalar], "total_length", to=_onnx_type(np.int32))
 
@@ -167,7 +211,7 @@ class _CpuDecoder:
         return self._graph.node("Mul", [embedded, scale], "embed_tokens.scaled")
 
     def _attention(self, x: str, layer: int) -> str:
-        config, graph, at = self._config, self._graph, f"layers.{layer}"
+        config, at = self._config, f"layers.{layer}"
         packed = self._packed(x, layer, ("q", "k", "v"), "qkv", has_bias=config.has_qkv_bias)
         widths = [h * config.head_dim for h in (config.num_heads, *[config.num_kv_heads] * 2)]
         query_key_value = [packed, "", ""]
@@ -189,23 +233,23 @@ class _CpuDecoder:
         config, graph = self._config, self._graph
         is_sliding = config.layer_types[layer] == "sliding"
         rope = "local_rope" if is_sliding and config.local_rope is not None else "rope"
-        cache = ["batch", config.num_kv_heads, "past", config.head_dim]
-        past = [
-            graph.input(f"past_key_values.{layer}.{part}", np.float32, cache)
-            for part in ("key", "value")
-        ]
+        past = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
         window = config.sliding_window if is_sliding and config.sliding_window else -1
-        return graph.node(
+        attended = f"layers.{layer}.attended"
+        graph.node(
             "GroupQueryAttention",
             [
-                *query_key_value,
+                *(
+                    graph.node("Pad", [part, "spare.pads"], f"{attended}.{i}") if part else ""
+                    for i, part in enumerate(query_key_value)
+                ),
                 *past,
                 "last_position",
                 "total_length",
                 f"{rope}.cos",
                 f"{rope}.sin",
             ],
-            [f"layers.{layer}.attended", f"present.{layer}.key", f"present.{layer}.value"],
+            [f"{attended}.spare", f"present.{layer}.key", f"present.{layer}.value"],
             domain=MICROSOFT,
             num_heads=config.num_heads,
             kv_num_heads=config.num_kv_heads,
@@ -213,6 +257,7 @@ class _CpuDecoder:
             do_rotary=1,
             local_window_size=window,
         )
+        return graph.node("Slice", [f"{attended}.spare", "zero", "length", "one"], attended)
 
     def _mlp(self, x: str, layer: int) -> str:
         config, graph, at = self._config, self._graph, f"layers.{layer}"
@@ -312,9 +357,8 @@ class _CpuDecoder:
         self._weights.head(rows, head, config.num_logits, "logits", tied="embed_tokens")
         graph.output("logits", np.float32, ["batch", "num_rows", config.num_logits])
         cache = ["batch", config.num_kv_heads, "present", config.head_dim]
-        for i in range(config.num_layers):
-            for part in ("key", "value"):
-                graph.output(f"present.{i}.{part}", np.float32, cache)
+        for name in self._cache_names("present"):
+            graph.output(name, np.float32, cache)
         if self._options.has_hidden_states:
             graph.output("hidden_states", np.float32, ["batch", "length", config.hidden_size])
 
