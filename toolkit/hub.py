@@ -28,6 +28,7 @@ def download_from_hub(hub_id: str, path: Path) -> Path:
             f"{hub_id} is on the model hub, which needs the package huggingface-hub: "
             "pip install 'omnidraft-npu[export]'"
         ) from error
+    lost_connection = (errors.LocalEntryNotFoundError, *_transport_errors())
     partial = path.parent / f".{path.name}.partial"
     try:
         snapshot_download(
@@ -45,7 +46,7 @@ def download_from_hub(hub_id: str, path: Path) -> Path:
         ) from error
     except errors.HfHubHTTPError as error:
         raise StoreError(f"the hub refused {hub_id}: {error}. Try again later") from error
-    except (errors.LocalEntryNotFoundError, *_transport_errors()) as error:
+    except lost_connection as error:
         raise StoreError(
             f"{hub_id} could not be fetched: the hub cannot be reached ({type(error).__name__}). "
             "Check the network, then run the same command again: it goes on where it was"

@@ -1,0 +1,383 @@
+"""Pulling brings a whole model or nothing; no network is used here."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import types
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from omnidraft_npu import builtin_models, package_index
+from omnidraft_npu.builtin_models import BuiltinModel, Wheel
+from omnidraft_npu.cli import cli
+from omnidraft_npu.errors import StoreError
+from omnidraft_npu.pull import pull
+from omnidraft_npu.store import models_folder, stored_path
+
+PARTS = (b"GGUF first half ", b"and second half")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty store, and pip settings that let it see one folder of wheels and no network."""
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    (tmp_path / "wheels").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def tiny(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltinModel:
+    """A built-in model `tiny` of two wheels, which are in the folder that pip sees."""
+    wheels = tuple(make_wheel(tmp_path / "wheels", i, part) for i, part in enumerate(PARTS))
+    whole = b"".join(PARTS)
+    model = BuiltinModel(
+        name="tiny",
+        aliases=("tiny-alias",),
+        summary="two sentences",
+        file="tiny.gguf",
+        wheels=wheels,
+        sha256=hashlib.sha256(whole).hexdigest(),
+        size=len(whole),
+        licence="none",
+    )
+    monkeypatch.setitem(builtin_models.BUILTIN_MODELS, "tiny", model)
+    return model
+
+
+@pytest.fixture
+def copied(tiny: BuiltinModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltinModel:
+    """`tiny`, its wheels copied instead of fetched with pip, which takes over a second each."""
+
+    def copy(wheel: Wheel, folder: Path, tell: Callable[[int], None]) -> Path:
+        name = f"{wheel.project.replace('-', '_')}-{wheel.version}-py3-none-any.whl"
+        tell(wheel.size)
+        return Path(shutil.copy(tmp_path / "wheels" / name, folder))
+
+    monkeypatch.setattr(sys.modules["omnidraft_npu.pull"], "download_wheel", copy)
+    return tiny
+
+
+def change(monkeypatch: pytest.MonkeyPatch, model: BuiltinModel, **values: Any) -> None:
+    monkeypatch.setitem(builtin_models.BUILTIN_MODELS, "tiny", replace(model, **values))
+
+
+def make_wheel(folder: Path, number: int, part: bytes) -> Wheel:
+    package, version = f"tiny_part{number}", "1.0"
+    path = folder / f"{package}-{version}-py3-none-any.whl"
+    info = f"{package}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(f"{package}/data", part)
+        file.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+        )
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+    data = path.read_bytes()
+    return Wheel(
+        project=package.replace("_", "-"),
+        version=version,
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        member=f"{package}/data",
+    )
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() or path.name.startswith(".pull")]
+
+
+def refusal(name: str, **options: Any) -> str:
+    """The message of a pull that fails, which must leave nothing in the store."""
+    before = files_in(models_folder())
+    with pytest.raises(StoreError) as caught:
+        pull(name, **options)
+    assert files_in(models_folder()) == before
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_members_of_all_wheels_are_joined(tiny: BuiltinModel) -> None:
+    seen: list[tuple[int, int]] = []
+    path = pull("tiny-alias", progress=lambda done, total: seen.append((done, total)))
+    assert path.read_bytes() == b"".join(PARTS)
+    assert stored_path("tiny") == path
+    assert files_in(models_folder()) == [path]
+    total = sum(wheel.size for wheel in tiny.wheels)
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+
+
+def test_a_model_that_is_there_is_not_fetched_again(
+    tiny: BuiltinModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pull("tiny")
+    monkeypatch.setattr(package_index.subprocess, "Popen", lambda *_, **__: pytest.fail("pip ran"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert pull("tiny") == path
+
+
+def test_a_file_of_another_size_is_fetched_again(copied: BuiltinModel) -> None:
+    path = pull("tiny")
+    path.write_bytes(b"short")
+    assert pull("tiny").read_bytes() == b"".join(PARTS)
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES"])
+def test_offline_nothing_is_fetched(
+    tiny: BuiltinModel, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    for name in ("tiny", "org/model"):
+        message = refusal(name)
+        assert f"HF_HUB_OFFLINE is set and {name} is not in the local store" in message
+
+
+def test_terms_must_be_accepted(copied: BuiltinModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(monkeypatch, copied, terms_url="https://example.org/terms", licence="Some Terms")
+    message = refusal("tiny")
+    assert "Some Terms (https://example.org/terms)" in message
+    assert "pull tiny --accept-terms" in message
+    assert pull("tiny", accepts_terms=True).is_file()
+
+
+def test_the_terms_of_gemma_must_be_accepted(home: Path) -> None:
+    assert "https://ai.google.dev/gemma/terms" in refusal("gemma3-270m")
+
+
+def test_another_wheel_is_refused(tiny: BuiltinModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tiny.wheels
+    change(monkeypatch, tiny, wheels=(first, replace(second, sha256="0" * 64)))
+    assert f"has sha256 {second.sha256}, not {'0' * 64}" in refusal("tiny")
+
+
+def test_another_model_in_the_right_wheels_is_refused(
+    copied: BuiltinModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch, copied, sha256="0" * 64)
+    assert "tiny.gguf joined from its packages has sha256" in refusal("tiny")
+
+
+def test_a_wheel_without_the_member_is_refused(
+    copied: BuiltinModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch, copied, wheels=(replace(copied.wheels[0], member="absent"),))
+    assert "does not hold absent" in refusal("tiny")
+
+
+def test_a_package_that_is_not_there_is_refused(
+    tiny: BuiltinModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch, tiny, wheels=(tiny.wheels[0], replace(tiny.wheels[1], version="2.0")))
+    message = refusal("tiny")
+    assert "tiny-part1==2.0 could not be fetched with pip" in message
+    assert "No matching distribution" in message
+
+
+def test_an_index_that_cannot_be_reached_is_told_apart(
+    tiny: BuiltinModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert "the package index cannot be reached" in refusal("tiny")
+
+
+def test_a_python_without_pip_is_told_apart(
+    tiny: BuiltinModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "-m ensurepip" in refusal("tiny")
+
+
+def test_a_full_disk_is_told_apart(copied: BuiltinModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    message = refusal("tiny")
+    assert "No space left on device" in message
+    assert "OMNIDRAFT_HOME" in message
+
+
+def test_a_store_that_cannot_be_made_is_told_apart(
+    tiny: BuiltinModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "file"))
+    assert "cannot be written" in refusal("tiny")
+
+
+def test_an_interrupted_pull_leaves_nothing(
+    copied: BuiltinModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull("tiny", progress=interrupt)
+    assert files_in(models_folder()) == []
+
+
+def test_what_a_killed_pull_left_is_cleared_a_day_later(copied: BuiltinModel) -> None:
+    old, new = models_folder() / ".pull-old", models_folder() / ".pull-new"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "tiny.gguf").write_bytes(b"half")
+    os.utime(old, (0, 0))
+    pull("tiny")
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_an_unknown_name_is_refused_with_a_near_one(tiny: BuiltinModel) -> None:
+    assert "did you mean tiny?" in refusal("tinny")
+
+
+class FakeHub:
+    """Stands for `huggingface_hub`: writes files, or raises."""
+
+    def __init__(self, files: dict[str, str], error: Exception | None = None) -> None:
+        self.files, self.error, self.calls = files, error, []
+
+    def download(self, repo_id: str, *, local_dir: Path, **patterns: Any) -> None:
+        self.calls.append((repo_id, patterns))
+        Path(local_dir).mkdir(parents=True, exist_ok=True)
+        for name, text in self.files.items():
+            (Path(local_dir) / name).parent.mkdir(exist_ok=True)
+            (Path(local_dir) / name).write_text(text)
+        if self.error is not None:
+            raise self.error
+
+
+CHECKPOINT = {"config.json": "{}", "model.safetensors": "x", ".cache/state": "x"}
+
+
+@pytest.fixture
+def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    library = pytest.importorskip("huggingface_hub")
+    fake = FakeHub(dict(CHECKPOINT))
+    monkeypatch.setattr(library, "snapshot_download", fake.download)
+    return fake
+
+
+def test_a_hub_checkpoint_becomes_a_folder(hub: FakeHub) -> None:
+    path = pull("org/model")
+    assert stored_path("org/model") == path
+    assert sorted(p.name for p in path.iterdir()) == ["config.json", "model.safetensors"]
+    ((repo_id, patterns),) = hub.calls
+    assert repo_id == "org/model"
+    assert "*.safetensors" in patterns["allow_patterns"]
+    assert not {"*", "*.bin", "*.py"} & set(patterns["allow_patterns"])
+    assert pull("org/model") == path
+    assert len(hub.calls) == 1
+
+
+def test_an_interrupted_hub_download_is_no_model_and_goes_on(hub: FakeHub) -> None:
+    hub.error = ConnectionError("lost")
+    with pytest.raises(StoreError, match="cannot be reached"):
+        pull("org/model")
+    assert stored_path("org/model") is None
+    hub.error, hub.files = None, {}
+    assert (pull("org/model") / "model.safetensors").is_file()
+
+
+def hub_errors() -> list[tuple[Exception, str]]:
+    errors = pytest.importorskip("huggingface_hub.errors")
+
+    def made(kind: type[Exception]) -> Exception:
+        error = kind.__new__(kind)
+        Exception.__init__(error, "status\n404")
+        return error
+
+    return [
+        (made(errors.GatedRepoError), "hf auth login"),
+        (made(errors.RepositoryNotFoundError), "has no model org/model"),
+        (made(errors.HfHubHTTPError), "the hub refused org/model"),
+        (made(errors.LocalEntryNotFoundError), "the hub cannot be reached"),
+        (TimeoutError("slow"), "the hub cannot be reached"),
+        (OSError(28, "No space left on device"), "free some space"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_what_the_hub_raises_is_one_line(hub: FakeHub, number: int) -> None:
+    hub.error, message = hub_errors()[number]
+    with pytest.raises(StoreError) as caught:
+        pull("org/model")
+    assert message in str(caught.value)
+    assert stored_path("org/model") is None
+
+
+def test_a_repository_that_is_no_checkpoint_is_refused(hub: FakeHub) -> None:
+    hub.files = {"README.json": "{}"}
+    assert "org/model has no config.json" in refusal("org/model")
+
+
+def test_without_the_hub_package_the_extra_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.ModuleType("huggingface_hub"))
+    assert "pip install 'omnidraft-npu[export]'" in refusal("org/model")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["pull", *arguments])
+
+
+def test_the_command_prints_the_path(tiny: BuiltinModel) -> None:
+    done = run("tiny")
+    assert done.exit_code == 0
+    assert done.stdout == f"{stored_path('tiny')}\n"
+    assert "fetched tiny in" in done.stderr
+    again = run("tiny")
+    assert again.stdout == done.stdout
+    assert "already" in again.stderr
+
+
+def test_the_command_prints_json(copied: BuiltinModel) -> None:
+    documents = [json.loads(run("tiny", "--json").stdout) for _ in range(2)]
+    assert [d["was_there"] for d in documents] == [False, True]
+    assert all(d["path"] == str(stored_path("tiny")) for d in documents)
+
+
+def test_the_command_takes_accepted_terms(
+    copied: BuiltinModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch, copied, terms_url="https://example.org/terms")
+    refused = run("tiny")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("Error: tiny is under the none (https://example.org/terms)")
+    assert refused.stderr.count("\n") == 1
+    assert run("tiny", "--accept-terms").exit_code == 0
+
+
+def test_the_list_shows_names_and_what_is_stored(copied: BuiltinModel) -> None:
+    pull("tiny")
+    shown = run("--list")
+    assert shown.exit_code == 0
+    assert "tiny" in shown.stdout
+    assert "gemma3-270m" in shown.stdout
+    document = json.loads(run("--list", "--json").stdout)
+    assert [model["name"] for model in document["stored"]] == ["tiny"]
+    assert {"smollm2-135m", "gemma3-270m", "tiny"} == {m["name"] for m in document["builtin"]}
+
+
+@pytest.mark.parametrize("arguments", [[], ["tiny", "--list"]])
+def test_a_name_or_the_list_must_be_asked_for(home: Path, arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
