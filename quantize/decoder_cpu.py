@@ -34,13 +34,6 @@ Floats = npt.NDArray[np.float32]
 Tensors = Callable[[str], Floats]
 
 _OPSET = 21
-
-# onnxruntime multiplies matrices with other kernels for one row than for several, and splits
-# sums at a head of more than 128 in two where there are more than 64 columns. Attention
-# therefore always sees at least so many rows and columns; see `_add_spare_rows`.
-_MIN_ROWS = 2
-_MIN_COLUMNS = 65
-_MAX_UNSPLIT_HEAD = 128
 _BITS: dict[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
 
 
@@ -57,6 +50,11 @@ class CpuGraphOptions:
     """Projections with LoRA inputs, where there is a rank."""
     has_hidden_states: bool = False
     """Whether the graph also gives `hidden_states`."""
+    has_spare_rows: bool = False
+    """Whether decoding and verification agree to the bit, see `_add_spare_rows`.
+
+    A token scored alone then takes longer: a tenth after 100 tokens, half after 1,500.
+    """
 
     def __post_init__(self) -> None:
         if self.context_length < 1:
@@ -124,7 +122,6 @@ class _CpuDecoder:
         config, graph = self._config, self._graph
         ids = graph.input("input_ids", np.int64, ["batch", "length"])
         self._add_cache_inputs()
-        self._add_spare_rows()
         self._add_lengths()
         self._add_rotary_tables()
         residual = self._embed(ids)
@@ -156,26 +153,24 @@ class _CpuDecoder:
         return [f"{prefix}.{i}.{part}" for i in layers for part in ("key", "value")]
 
     def _add_spare_rows(self) -> None:
-        """How many rows of zeros attention gets behind the real ones.
+        """A row of zeros for attention behind a token that comes alone.
 
-        With them a token's logits are the same to the bit whether it is scored alone or with
-        others (the other operators already treat every row alike): without, quantised models
-        round activations differently and greedy decoding and verification part ways. The
-        spare rows land in the cache behind the last token, where the next run overwrites
-        them; there are none where the cache has no room, as when it grows with every run.
+        onnxruntime multiplies matrices with another kernel for one row than for several; the
+        other operators treat every row alike. With two rows at least, a token's logits are
+        the same to the bit whether it is scored alone or with others, if heads are at most
+        128 wide (beyond, sums are split by the number of columns). Without, quantised
+        models amplify that rounding to about a percent of the logits' range.
+
+        The spare row lands in the cache behind the last token, where the next run overwrites
+        it; there is none where the cache has no room, as when it grows with every run.
         """
         graph = self._graph
         length = graph.node("Shape", ["input_ids"], "length", start=1, end=2)
-        total = graph.node("Shape", ["attention_mask"], "mask.total", start=1, end=2)
         slots = graph.node("Shape", ["past_key_values.0.key"], "slots", start=2, end=3)
         zero = graph.tensor("zero", np.array([0], np.int64))
-        min_rows = graph.tensor("spare.min_rows", np.array([_MIN_ROWS], np.int64))
-        wanted = graph.node("Sub", [min_rows, length], "spare.rows")
-        if self._config.head_dim > _MAX_UNSPLIT_HEAD:
-            min_columns = graph.tensor("spare.min_columns", np.array([_MIN_COLUMNS], np.int64))
-            columns = graph.node("Sub", [min_columns, total], "spare.columns")
-            wanted = graph.node("Max", [wanted, columns], "spare.wanted")
-        room = graph.node("Sub", [slots, total], "spare.room")
+        min_rows = graph.tensor("spare.min_rows", np.array([2], np.int64))
+        wanted = graph.node("Sub", [min_rows, length], "spare.wanted")
+        room = graph.node("Sub", [slots, "mask.total"], "spare.room")
         fitting = graph.node("Min", [wanted, room], "spare.fitting")
         spare = graph.node("Max", [fitting, zero], "spare")
         before = graph.tensor("spare.before", np.zeros(4, np.int64))
@@ -187,9 +182,12 @@ class _CpuDecoder:
         one = graph.tensor("one", np.array([1], np.int64))
         kept = graph.node("ReduceSum", ["attention_mask", one], "mask.sum", keepdims=0)
         last = graph.node("Sub", [kept, one], "mask.last")
-        last = graph.node("Add", [last, "spare"], "mask.last_with_spare")
+        size = graph.node("Shape", ["attention_mask"], "mask.total", start=1, end=2)
+        if self._options.has_spare_rows:
+            self._add_spare_rows()
+            last = graph.node("Add", [last, "spare"], "spare.last")
+            size = graph.node("Add", [size, "spare"], "spare.total")
         graph.node("Cast", [last], "last_position", to=_onnx_type(np.int32))
-        size = graph.node("Add", ["mask.total", "spare"], "total_with_spare")
         scalar = graph.node("Squeeze", [size], "mask.total.scalar")
         graph.node("Cast", [scalar], "total_length", to=_onnx_type(np.int32))
 
@@ -236,20 +234,23 @@ class _CpuDecoder:
         past = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
         window = config.sliding_window if is_sliding and config.sliding_window else -1
         attended = f"layers.{layer}.attended"
+        if self._options.has_spare_rows:
+            query_key_value = [
+                graph.node("Pad", [part, "spare.pads"], f"{attended}.{i}") if part else ""
+                for i, part in enumerate(query_key_value)
+            ]
+        rows = f"{attended}.spare" if self._options.has_spare_rows else attended
         graph.node(
             "GroupQueryAttention",
             [
-                *(
-                    graph.node("Pad", [part, "spare.pads"], f"{attended}.{i}") if part else ""
-                    for i, part in enumerate(query_key_value)
-                ),
+                *query_key_value,
                 *past,
                 "last_position",
                 "total_length",
                 f"{rope}.cos",
                 f"{rope}.sin",
             ],
-            [f"{attended}.spare", f"present.{layer}.key", f"present.{layer}.value"],
+            [rows, f"present.{layer}.key", f"present.{layer}.value"],
             domain=MICROSOFT,
             num_heads=config.num_heads,
             kv_num_heads=config.num_kv_heads,
@@ -257,7 +258,9 @@ class _CpuDecoder:
             do_rotary=1,
             local_window_size=window,
         )
-        return graph.node("Slice", [f"{attended}.spare", "zero", "length", "one"], attended)
+        if self._options.has_spare_rows:
+            graph.node("Slice", [rows, "zero", "length", "one"], attended)
+        return attended
 
     def _mlp(self, x: str, layer: int) -> str:
         config, graph, at = self._config, self._graph, f"layers.{layer}"
