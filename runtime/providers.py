@@ -31,9 +31,11 @@ def open_cpu_session(path: Path, *, threads: int | None = None) -> ort.Inference
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.inter_op_num_threads = 1
     options.intra_op_num_threads = threads or 0
-    # Idle workers sleep instead of spinning; benchmarks/session_options.py measures why.
-    # Drafter and target take turns, each with workers of its own, and the ones that spin
-    # hold the cores that the other session, or any other program, could use.
+    # Idle workers sleep instead of spinning. Drafter and target take turns, each with workers
+    # of its own, and spinning ones hold the cores that the other session, or any other program,
+    # could use: with both cores of a machine in demand a round took 6.5 times as long with
+    # spinning, 4.5 times with one pool for both sessions and 2.4 times with 50 us of spinning
+    # (benchmarks/session_options.py).
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return ort.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
