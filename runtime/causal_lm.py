@@ -13,6 +13,7 @@ from omnidraft_npu.manifest import Cache
 from .kv_cache import make_cache
 from .providers import open_cpu_session, provider_of
 from .signature import LOGITS_FROM, GraphSignature, read_signature
+from .stable_passes import stable_passes
 
 PREFILL_CHUNK = 512
 """Most tokens of one prefill run; bounds the graph's intermediate tensors."""
@@ -118,6 +119,7 @@ class OnnxCausalLM:
         self._logits_from = np.zeros(1, np.int64)
         if signature.has_logits_from:
             self._bind_input(LOGITS_FROM, self._logits_from)
+        self._is_stable = signature.cache == "shared"
         self.set_lora(None)
         self._chunk = PREFILL_CHUNK
         if not signature.has_logits_from:
@@ -159,7 +161,9 @@ class OnnxCausalLM:
         self._num_hidden = 0
         for start in range(0, len(token_ids), self._chunk):
             chunk = token_ids[start : start + self._chunk]
-            self._run(chunk, 0 if self.model.signature.has_logits_from else len(chunk))
+            num_rows = 0 if self.model.signature.has_logits_from else len(chunk)
+            self._reserve(num_rows, len(chunk))
+            self._run(chunk, num_rows)
 
     def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Append tokens and give ``[len(token_ids), vocab_size]`` logits after each.
@@ -174,11 +178,38 @@ class OnnxCausalLM:
         if n == 0:
             raise ValueError("nothing to score")
         self._check_room(n)
-        self._run(token_ids, n)
+        self._reserve(n + 1, n + 1)
+        row = 0
+        for length in self._passes(n):
+            self._score_pass(token_ids[row : row + length], row)
+            row += length
         self._num_hidden = n
         if self._scores is not self._logits:
             np.copyto(self._scores.view(n), self._logits.view(n))
         return self._scores.view(n)[:, : self.vocab_size]
+
+    def _reserve(self, num_rows: int, num_tokens: int) -> None:
+        """Make room for so many rows of logits and the hidden states of so many tokens."""
+        self._logits.reserve(num_rows)
+        self._scores.reserve(num_rows)
+        if self._hidden:
+            self._hidden.reserve(num_tokens)
+
+    def _passes(self, num_tokens: int) -> list[int]:
+        """Lengths of the forward passes to score so many tokens in."""
+        if not self._is_stable:
+            return [num_tokens]
+        head_dim = self.model.signature.cache_tensors[0].head_dim
+        return stable_passes(self._length, num_tokens, head_dim)
+
+    def _score_pass(self, token_ids: Sequence[int], row: int) -> None:
+        """One forward pass with logits from `row` of the buffer on."""
+        n = len(token_ids)
+        if n == 1 and self._is_stable and self._length + 2 <= self.context_length:
+            self._run([token_ids[0], token_ids[0]], 2, row)
+            self._length -= 1
+        else:
+            self._run(token_ids, n, row)
 
     def rewind(self, length: int) -> None:
         """Keep the first `length` cached tokens.
@@ -230,8 +261,8 @@ class OnnxCausalLM:
                 "--context-length"
             )
 
-    def _run(self, token_ids: Sequence[int], num_rows: int) -> None:
-        """Append tokens; logits for the last `num_rows` of them land in the buffer."""
+    def _run(self, token_ids: Sequence[int], num_rows: int, row: int = 0) -> None:
+        """Append tokens; logits for the last `num_rows` of them land in the buffer from `row` on."""
         start, n = self._length, len(token_ids)
         total = start + n
         self._plain["input_ids"][start:total] = token_ids
@@ -239,9 +270,9 @@ class OnnxCausalLM:
             window = values[:total] if name == "attention_mask" else values[start:total]
             self._bind_input(name, window if name == "cache_position" else window[None])
         self._logits_from[0] = n - num_rows
-        self._logits.bind(self._binding, num_rows)
+        self._logits.bind(self._binding, row, num_rows)
         if self._hidden:
-            self._hidden.bind(self._binding, n)
+            self._hidden.bind(self._binding, row, n)
         self._cache.before_run(start, total)
         self.model.session.run_with_iobinding(self._binding)
         self._cache.after_run(total)
@@ -258,13 +289,16 @@ class _Rows:
         self._name = name
         self._buffer: npt.NDArray[Any] = np.empty((16, width), dtype)
 
-    def view(self, rows: int) -> npt.NDArray[Any]:
-        """The first `rows` rows."""
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows; what the buffer held is lost if it must grow."""
         if rows > len(self._buffer):
             self._buffer = np.empty((rows, self._buffer.shape[1]), self._buffer.dtype)
+
+    def view(self, rows: int) -> npt.NDArray[Any]:
+        """The first `rows` rows."""
         return self._buffer[:rows]
 
-    def bind(self, binding: ort.IOBinding, rows: int) -> None:
-        """Let the next run write to the first `rows` rows."""
-        value = ort.OrtValue.ortvalue_from_numpy(self.view(rows)[None])
+    def bind(self, binding: ort.IOBinding, row: int, rows: int) -> None:
+        """Let the next run write `rows` rows from `row` on."""
+        value = ort.OrtValue.ortvalue_from_numpy(self._buffer[row : row + rows][None])
         binding.bind_ortvalue_output(self._name, value)
