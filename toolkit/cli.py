@@ -71,4 +71,6 @@ def cli() -> None:
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="strict" if stream is sys.stdin else "replace")
+            stream.reconfigure(
+                encoding="utf-8", errors="strict" if stream is sys.stdin else "replace"
+            )

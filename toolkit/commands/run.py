@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 )
 @click.option("--temperature", default=0.0, show_default=True, help="0 decodes greedily.")
 @click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
-@click.option("--raw", is_flag=True, help="Give the model the bare prompt, without a chat template.")
+@click.option(
+    "--raw", is_flag=True, help="Give the model the bare prompt, without a chat template."
+)
 @click.option("--no-draft", is_flag=True, help="Decode with the target alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
 @click.option("--accept-terms", is_flag=True, help="Accept the terms of a default model's licence.")
@@ -79,20 +81,23 @@ def command(
     if bundle is None:
         from .default_pair import default_bundle
 
-        bundle, target = default_bundle(target, accept_terms=accept_terms)
+        bundle, target = default_bundle(target, accept_terms=accept_terms), None
 
     from omnidraft_npu.runtime.session import open_session
 
     session = open_session(bundle, target=target, threads=threads, use_drafter=not no_draft)
     if not raw and not session.has_chat_template:
         click.echo(
-            f"{session.target_name} has no chat template: the prompt is continued as it is", err=True
+            f"{session.target_name} has no chat template: the prompt is continued as it is",
+            err=True,
         )
         raw = True
     _answer(session, session.encode(text, raw=raw), config, as_json)
 
 
-def _answer(session: "Session", prompt_ids: list[int], config: "DecodeConfig", as_json: bool) -> None:
+def _answer(
+    session: "Session", prompt_ids: list[int], config: "DecodeConfig", as_json: bool
+) -> None:
     last: Delta | None = None
     text, token_ids = [], []
     for last in session.generate(prompt_ids, config):
@@ -133,7 +138,9 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise PromptError(f"{where} is not UTF-8 text ({error.reason}): convert it first") from error
+        raise PromptError(
+            f"{where} is not UTF-8 text ({error.reason}): convert it first"
+        ) from error
     return text
 
 
