@@ -145,8 +145,9 @@ def test_special_tokens_keep_their_content_or_end_role_or_become_plain_text():
     assert c not in (11, 12)
 
 
-def test_a_token_like_the_bos_of_the_drafter_becomes_text():
-    drafter, _ = special_vocabulary(["<s>"], bos_token_id=10)
+@pytest.mark.parametrize("eos_token_ids", [(), (10,)])
+def test_a_token_like_the_bos_of_the_drafter_becomes_text(eos_token_ids):
+    drafter, _ = special_vocabulary(["<s>"], bos_token_id=10, eos_token_ids=eos_token_ids)
     _, target = special_vocabulary(["<s>"])
     bridge = ByteBridge(drafter, target)
     bridge.begin([10, target.by_bytes[b"a"], 10])

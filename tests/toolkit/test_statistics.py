@@ -1,6 +1,7 @@
 """The metrics obey their definitions."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -126,6 +127,18 @@ def test_several_responses_add_up(target, rng):
     assert stats.to_json()["mean_acceptance_length"] == 1.0
     assert stats.to_json()["acceptance_rate"] is None
     assert "without drafting" in stats.summary()
+
+
+def test_what_comes_before_the_first_round_is_prefill(target):
+    def rounds():
+        time.sleep(0.05)
+        yield one_round((3,), 0, 0, 0, seconds=0.02)
+
+    stats = DecodeStats(target, target_provider="cpu")
+    list(stats.follow(rounds(), 7))
+    assert stats.prefill_s == pytest.approx(stats.first_token_s - 0.02)
+    assert stats.to_json()["prefill_tokens_per_s"] == pytest.approx(7 / stats.prefill_s)
+    assert stats.to_json()["ttft_s"] >= 0.05
 
 
 def test_a_response_without_rounds_is_no_response(target):
