@@ -28,7 +28,10 @@ def download_from_hub(hub_id: str, path: Path) -> Path:
             f"{hub_id} is on the model hub, which needs the package huggingface-hub: "
             "pip install 'omnidraft-npu[export]'"
         ) from error
-    lost_connection = (errors.LocalEntryNotFoundError, *_transport_errors())
+    lost_connection: tuple[type[Exception], ...] = (
+        errors.LocalEntryNotFoundError,
+        *_transport_errors(),
+    )
     partial = path.parent / f".{path.name}.partial"
     try:
         snapshot_download(

@@ -87,7 +87,7 @@ def stored_models() -> list[StoredModel]:
     names = [name for name in BUILTIN_MODELS if stored_path(name) is not None]
     hub = _hub_folder()
     folders = sorted(hub.iterdir()) if hub.is_dir() else []
-    names += [f.name.replace("--", "/", 1) for f in folders if not f.name.startswith(".")]
+    names += [folder.name.replace("--", "/", 1) for folder in folders]
     paths = {name: stored_path(name) for name in names}
     return [StoredModel(name=name, path=path) for name, path in paths.items() if path is not None]
 

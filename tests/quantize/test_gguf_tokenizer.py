@@ -29,6 +29,7 @@ NASTY = [
     "a\r\nb\r\n\r\n  c\r",
     "x = 1234567890.12345e-7",
     "１２３ ٣٤٥ ½ Ⅷ",
+    "việc và nhiều điều hợp lý",  # tokens of Llama 3 that its merges do not lead to
     "日本語とEnglishの混合、句読点。",
     "한국어 텍스트 ไทย हिन्दी ქართული",
     "👩‍👩‍👧‍👦🏳️‍🌈🇩🇪 ☝🏽",
@@ -174,6 +175,14 @@ def test_no_space_is_added_where_the_metadata_says_so() -> None:
     marked = from_fields(MARKED | {"tokenizer.ggml.add_space_prefix": False})
     assert marked.encode("a a", add_special=True) == [1, 259, 260]
     assert marked.decode([1, 259, 260]) == "a a"
+
+
+@pytest.mark.parametrize(("pre", "bos"), [("gpt-2", None), ("qwen2", None), ("llama-bpe", 257)])
+def test_where_the_metadata_says_nothing_the_kind_decides_on_a_first_token(
+    pre: str, bos: int | None
+) -> None:
+    fields = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.bos_token_id": 257}
+    assert tokenizer_from_gguf(SMALL | fields).bos_token_id == bos
 
 
 def test_no_first_token_is_added_where_the_metadata_says_so() -> None:

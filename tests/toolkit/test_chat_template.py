@@ -23,6 +23,10 @@ def test_text_is_not_escaped() -> None:
     assert render("{{ messages[0] | tojson }}") == '{"role": "user", "content": "1 < 2 & \'x\'"}'
 
 
+def test_json_keeps_letters_as_they_are() -> None:
+    assert render("{{ {'é': '日'} | tojson }}") == '{"é": "日"}'
+
+
 def test_blocks_leave_no_lines_and_no_indent() -> None:
     template = "{% for m in messages %}\n  {% if true %}\nx\n  {% endif %}\n{% endfor %}\ny"
     assert render(template) == "x\ny"

@@ -284,6 +284,8 @@ def test_a_hub_checkpoint_becomes_a_folder(hub: FakeHub) -> None:
     assert repo_id == "org/model"
     assert "*.safetensors" in patterns["allow_patterns"]
     assert not {"*", "*.bin", "*.py"} & set(patterns["allow_patterns"])
+    assert patterns["ignore_patterns"] == ["*/*"]
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert pull("org/model") == path
     assert len(hub.calls) == 1
 
