@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.lora import MODULES, lora_name
 
@@ -50,11 +51,6 @@ class CpuGraphOptions:
     """Projections with LoRA inputs, where there is a rank."""
     has_hidden_states: bool = False
     """Whether the graph also gives `hidden_states`."""
-    has_spare_rows: bool = False
-    """Whether decoding and verification agree to the bit, see `_add_spare_rows`.
-
-    A token scored alone then takes longer: a tenth after 100 tokens, half after 1,500.
-    """
 
     def __post_init__(self) -> None:
         if self.context_length < 1:
@@ -121,7 +117,6 @@ class _CpuDecoder:
     def build(self) -> None:
         config, graph = self._config, self._graph
         ids = graph.input("input_ids", np.int64, ["batch", "length"])
-        self._add_cache_inputs()
         self._add_lengths()
         self._add_rotary_tables()
         residual = self._embed(ids)
@@ -142,52 +137,15 @@ class _CpuDecoder:
             )
         self._add_outputs(normed)
 
-    def _add_cache_inputs(self) -> None:
-        config, graph = self._config, self._graph
-        graph.input("attention_mask", np.int64, ["batch", "total"])
-        for name in self._cache_names("past_key_values"):
-            graph.input(name, np.float32, ["batch", config.num_kv_heads, "past", config.head_dim])
-
-    def _cache_names(self, prefix: str) -> list[str]:
-        layers = range(self._config.num_layers)
-        return [f"{prefix}.{i}.{part}" for i in layers for part in ("key", "value")]
-
-    def _add_spare_rows(self) -> None:
-        """A row of zeros for attention behind a token that comes alone.
-
-        onnxruntime multiplies matrices with another kernel for one row than for several; the
-        other operators treat every row alike. With two rows at least, a token's logits are
-        the same to the bit whether it is scored alone or with others, if heads are at most
-        128 wide (beyond, sums are split by the number of columns). Without, quantised
-        models amplify that rounding to about a percent of the logits' range.
-
-        The spare row lands in the cache behind the last token, where the next run overwrites
-        it; there is none where the cache has no room, as when it grows with every run.
-        """
-        graph = self._graph
-        length = graph.node("Shape", ["input_ids"], "length", start=1, end=2)
-        slots = graph.node("Shape", ["past_key_values.0.key"], "slots", start=2, end=3)
-        zero = graph.tensor("zero", np.array([0], np.int64))
-        min_rows = graph.tensor("spare.min_rows", np.array([2], np.int64))
-        wanted = graph.node("Sub", [min_rows, length], "spare.wanted")
-        room = graph.node("Sub", [slots, "mask.total"], "spare.room")
-        fitting = graph.node("Min", [wanted, room], "spare.fitting")
-        spare = graph.node("Max", [fitting, zero], "spare")
-        before = graph.tensor("spare.before", np.zeros(4, np.int64))
-        graph.node("Concat", [before, spare, zero], "spare.pads", axis=0)
-
     def _add_lengths(self) -> None:
         """What GroupQueryAttention wants to know of the attention mask."""
         graph = self._graph
+        mask = graph.input("attention_mask", np.int64, ["batch", "total"])
         one = graph.tensor("one", np.array([1], np.int64))
-        kept = graph.node("ReduceSum", ["attention_mask", one], "mask.sum", keepdims=0)
+        kept = graph.node("ReduceSum", [mask, one], "mask.sum", keepdims=0)
         last = graph.node("Sub", [kept, one], "mask.last")
-        size = graph.node("Shape", ["attention_mask"], "mask.total", start=1, end=2)
-        if self._options.has_spare_rows:
-            self._add_spare_rows()
-            last = graph.node("Add", [last, "spare"], "spare.last")
-            size = graph.node("Add", [size, "spare"], "spare.total")
         graph.node("Cast", [last], "last_position", to=_onnx_type(np.int32))
+        size = graph.node("Shape", [mask], "mask.total", start=1, end=2)
         scalar = graph.node("Squeeze", [size], "mask.total.scalar")
         graph.node("Cast", [scalar], "total_length", to=_onnx_type(np.int32))
 
@@ -209,7 +167,7 @@ class _CpuDecoder:
         return self._graph.node("Mul", [embedded, scale], "embed_tokens.scaled")
 
     def _attention(self, x: str, layer: int) -> str:
-        config, at = self._config, f"layers.{layer}"
+        config, graph, at = self._config, self._graph, f"layers.{layer}"
         packed = self._packed(x, layer, ("q", "k", "v"), "qkv", has_bias=config.has_qkv_bias)
         widths = [h * config.head_dim for h in (config.num_heads, *[config.num_kv_heads] * 2)]
         query_key_value = [packed, "", ""]
@@ -231,16 +189,13 @@ class _CpuDecoder:
         config, graph = self._config, self._graph
         is_sliding = config.layer_types[layer] == "sliding"
         rope = "local_rope" if is_sliding and config.local_rope is not None else "rope"
-        past = [f"past_key_values.{layer}.{part}" for part in ("key", "value")]
+        cache = ["batch", config.num_kv_heads, "past", config.head_dim]
+        past = [
+            graph.input(f"past_key_values.{layer}.{part}", np.float32, cache)
+            for part in ("key", "value")
+        ]
         window = config.sliding_window if is_sliding and config.sliding_window else -1
-        attended = f"layers.{layer}.attended"
-        if self._options.has_spare_rows:
-            query_key_value = [
-                graph.node("Pad", [part, "spare.pads"], f"{attended}.{i}") if part else ""
-                for i, part in enumerate(query_key_value)
-            ]
-        rows = f"{attended}.spare" if self._options.has_spare_rows else attended
-        graph.node(
+        return graph.node(
             "GroupQueryAttention",
             [
                 *query_key_value,
@@ -250,7 +205,7 @@ class _CpuDecoder:
                 f"{rope}.cos",
                 f"{rope}.sin",
             ],
-            [rows, f"present.{layer}.key", f"present.{layer}.value"],
+            [f"layers.{layer}.attended", f"present.{layer}.key", f"present.{layer}.value"],
             domain=MICROSOFT,
             num_heads=config.num_heads,
             kv_num_heads=config.num_kv_heads,
@@ -258,9 +213,6 @@ class _CpuDecoder:
             do_rotary=1,
             local_window_size=window,
         )
-        if self._options.has_spare_rows:
-            graph.node("Slice", [rows, "zero", "length", "one"], attended)
-        return attended
 
     def _mlp(self, x: str, layer: int) -> str:
         config, graph, at = self._config, self._graph, f"layers.{layer}"
@@ -360,8 +312,9 @@ class _CpuDecoder:
         self._weights.head(rows, head, config.num_logits, "logits", tied="embed_tokens")
         graph.output("logits", np.float32, ["batch", "num_rows", config.num_logits])
         cache = ["batch", config.num_kv_heads, "present", config.head_dim]
-        for name in self._cache_names("present"):
-            graph.output(name, np.float32, cache)
+        for i in range(config.num_layers):
+            for part in ("key", "value"):
+                graph.output(f"present.{i}.{part}", np.float32, cache)
         if self._options.has_hidden_states:
             graph.output("hidden_states", np.float32, ["batch", "length", config.hidden_size])
 

@@ -91,7 +91,14 @@ class OnnxCausalLM:
     by reference; a run makes views only. Not for two threads at once.
     """
 
-    def __init__(self, model: OnnxModel) -> None:
+    def __init__(self, model: OnnxModel, *, is_exact: bool = True) -> None:
+        """Begin a conversation.
+
+        Args:
+            model: The graph.
+            is_exact: Whether a token's logits must have the same bits alone and among others
+                (`stable_passes`): a target's must, a drafter's need not, and are cheaper so.
+        """
         self.model = model
         signature, context_length = model.signature, model.context_length
         self._length = 0
@@ -119,7 +126,7 @@ class OnnxCausalLM:
         self._logits_from = np.zeros(1, np.int64)
         if signature.has_logits_from:
             self._bind_input(LOGITS_FROM, self._logits_from)
-        self._is_stable = signature.cache == "shared"
+        self._is_exact = is_exact and signature.cache == "shared"
         self.set_lora(None)
         self._chunk = PREFILL_CHUNK
         if not signature.has_logits_from:
@@ -197,7 +204,7 @@ class OnnxCausalLM:
 
     def _passes(self, num_tokens: int) -> list[int]:
         """Lengths of the forward passes to score so many tokens in."""
-        if not self._is_stable:
+        if not self._is_exact:
             return [num_tokens]
         head_dim = self.model.signature.cache_tensors[0].head_dim
         return stable_passes(self._length, num_tokens, head_dim)
@@ -205,7 +212,7 @@ class OnnxCausalLM:
     def _score_pass(self, token_ids: Sequence[int], row: int) -> None:
         """One forward pass with logits from `row` of the buffer on."""
         n = len(token_ids)
-        if n == 1 and self._is_stable and self._length + 2 <= self.context_length:
+        if n == 1 and self._is_exact and self._length + 2 <= self.context_length:
             self._run([token_ids[0], token_ids[0]], 2, row)
             self._length -= 1
         else:

@@ -66,7 +66,7 @@ class OpenedPair:
         if self.drafter is None:
             return None
         num_pieces = self.drafter.graph.vocab_size
-        lm = OnnxCausalLM(self.drafter.graph)
+        lm = OnnxCausalLM(self.drafter.graph, is_exact=False)
         ends = frozenset(self.target.entry.eos_token_ids)
         if self.encoder is None or self.trie is None:
             walk = PlainWalk(min(num_pieces, self.target.graph.vocab_size))
