@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omnidraft_npu import __version__
 from omnidraft_npu.bundle import MANIFEST, Bundle, open_bundle
 from omnidraft_npu.errors import CheckpointError, ConfigError, ExportError, TokenizerError
 from omnidraft_npu.files import sha256_of, write_json
 from omnidraft_npu.manifest import FileEntry, Manifest, ModelEntry
-from omnidraft_npu import __version__
 
 from .model_stage import ModelRequest, export_model
 from .spelling_stage import export_spelling

@@ -5,7 +5,7 @@ from typing import Literal
 
 from omnidraft_npu.manifest import Cache
 
-from .checkpoint import SourceFiles, TokenizerFiles
+from .checkpoints.checkpoint import SourceFiles, TokenizerFiles
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Any
 from omnidraft_npu.errors import CheckpointError
 from omnidraft_npu.manifest import Cache
 
-from .checkpoint import SourceFiles
+from .checkpoints.checkpoint import SourceFiles
+from .checkpoints.json_file import read_object
 from .foreign_graph import ForeignGraph
-from .hf_tokenizer import read_tokenizer
-from .json_file import read_object
+from .tokenization.hf_tokenizer import read_tokenizer
 
 GENAI_CONFIG = "genai_config.json"
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.files import write_json
 from omnidraft_npu.manifest import GraphEntry, ModelEntry
-from omnidraft_npu.store import resolve_model
-from omnidraft_npu.tokenizer import Tokenizer
+from omnidraft_npu.store.local import resolve_model
+from omnidraft_npu.text.tokenizer import Tokenizer
 
-from .checkpoint import SourceFiles, TokenizerFiles
+from .checkpoints.checkpoint import SourceFiles, TokenizerFiles
 from .foreign_graph import ForeignGraph
 from .genai_model import GENAI_CONFIG, import_genai_model
 from .stages import Facts, Tell
@@ -107,8 +107,8 @@ def export_model(request: ModelRequest, root: Path, folder: str, tell: Tell) -> 
         )
     if (request.path / GENAI_CONFIG).is_file():
         return _foreign_entry(request, root, folder, import_genai_model(request.path, root / "cpu"))
+    from .checkpoints.open_checkpoint import open_checkpoint
     from .decoder_cpu import CpuGraphOptions, build_cpu_decoder
-    from .open_checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(request.path)
     config = checkpoint.config

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from omnidraft_npu.errors import CheckpointError, ExportError
 
-from .checkpoint import SourceFiles
+from .checkpoints.checkpoint import SourceFiles
+from .checkpoints.json_file import read_object
 from .foreign_graph import ForeignGraph
-from .hf_tokenizer import read_tokenizer
-from .json_file import read_object
+from .tokenization.hf_tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.spelling import full_spellings
+from omnidraft_npu.bridge.trie import SpellingTrie
+from omnidraft_npu.bridge.vocabulary import Vocabulary
 from omnidraft_npu.manifest import ModelEntry
-from omnidraft_npu.pieces import PieceEncoder
-from omnidraft_npu.spelling import full_spellings
-from omnidraft_npu.tokenizer import Tokenizer
-from omnidraft_npu.trie import SpellingTrie
-from omnidraft_npu.vocabulary import Vocabulary
+from omnidraft_npu.text.tokenizer import Tokenizer
 
 from .stages import Facts, Tell
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+
 from omnidraft_npu.manifest import Cache
 
 from .signature import CacheTensor

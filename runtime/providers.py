@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import onnxruntime as ort
+
 from omnidraft_npu.errors import BundleError, ConfigError
 
 CPU_PROVIDER = "CPUExecutionProvider"

@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from omnidraft_npu.bridge import ByteBridge, IdentityBridge
+
+from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.trie import SpellingTrie
+from omnidraft_npu.bridge.vocabulary import Vocabulary
+from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
 from omnidraft_npu.bundle import Bundle, open_bundle
 from omnidraft_npu.config import DecodeConfig
-from omnidraft_npu.detokenizer import StreamDecoder
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.errors import BundleError, PromptError
 from omnidraft_npu.manifest import ModelEntry
-from omnidraft_npu.pieces import PieceEncoder
 from omnidraft_npu.speculative import Proposer, generate
 from omnidraft_npu.statistics import DecodeStats
-from omnidraft_npu.tokenizer import Tokenizer
-from omnidraft_npu.trie import SpellingTrie
-from omnidraft_npu.vocabulary import Vocabulary
-from omnidraft_npu.walk import PlainWalk, TrieWalk
+from omnidraft_npu.text.detokenizer import StreamDecoder
+from omnidraft_npu.text.tokenizer import Tokenizer
 
 from .causal_lm import OnnxCausalLM, OnnxModel
 

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from omnidraft_npu.store import stored_path
+
+from omnidraft_npu.store.local import stored_path
 
 _STORED = {"smollm2.gguf": "smollm2-135m", "gemma3-270m.gguf": "gemma3-270m"}
 

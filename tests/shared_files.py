@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from omnidraft_npu.pieces import PieceEncoder
-from omnidraft_npu.vocabulary import Vocabulary
+
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.vocabulary import Vocabulary
 
 SHARED = Path(
     os.environ.get("OMNIDRAFT_TEST_SHARED", Path(__file__).resolve().parents[2] / "shared")

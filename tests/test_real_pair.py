@@ -26,7 +26,9 @@ def bundles(tmp_path_factory):
         key = (drafter, target, precision)
         if key not in made:
             requests = [
-                model_request(str(real_model(FILES[name])), precision=precision, context_length=1024)
+                model_request(
+                    str(real_model(FILES[name])), precision=precision, context_length=1024
+                )
                 for name in (drafter, target)
             ]
             output = root / "-".join(key)

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import numpy as np
 from decoder_graphs import NUM_LOGITS, OPTIMUM, SHARED, Variant, write_decoder
+from toy_vocabularies import toy_document
+
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.spelling import full_spellings
+from omnidraft_npu.bridge.trie import SpellingTrie
+from omnidraft_npu.bridge.vocabulary import Vocabulary
 from omnidraft_npu.bundle import MANIFEST
 from omnidraft_npu.files import sha256_of
 from omnidraft_npu.manifest import FileEntry, GraphEntry, Manifest, ModelEntry
-from omnidraft_npu.pieces import PieceEncoder
-from omnidraft_npu.spelling import full_spellings
-from omnidraft_npu.tokenizer import Tokenizer
-from omnidraft_npu.trie import SpellingTrie
-from omnidraft_npu.vocabulary import Vocabulary
-from toy_vocabularies import toy_document
+from omnidraft_npu.text.tokenizer import Tokenizer
 
 CONTEXT = 96
 TEMPLATE = "{{ bos_token }}{% for m in messages %}a {{ m.content }} b{% endfor %}"

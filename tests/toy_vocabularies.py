@@ -3,8 +3,9 @@
 from typing import Any
 
 import numpy as np
-from omnidraft_npu.pieces import PieceEncoder
-from omnidraft_npu.vocabulary import Vocabulary
+
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.vocabulary import Vocabulary
 
 ALPHABET = "abcĠ"
 

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Sequence, Set
 
-from .bridge import Bridge
+from .bridge.following import Bridge
+from .bridge.walk import Walk
 from .proposal import Proposal
 from .speculative import CausalLM, Logits
-from .walk import Walk
 
 _MAX_SCORED = 16
 """Pieces that are scored at once; of more, all but the last are prefilled first."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from .bridge.vocabulary import Vocabulary
 from .memory import peak_rss_bytes
 from .speculative import Round
-from .vocabulary import Vocabulary
 
 
 class DecodeStats:

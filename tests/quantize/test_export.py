@@ -91,9 +91,7 @@ def test_force_does_not_delete_a_folder_that_is_no_bundle(checkpoints, tmp_path)
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_an_interrupted_export_resumes_with_its_finished_stages(
-    checkpoints, tmp_path, monkeypatch
-):
+def test_an_interrupted_export_resumes_with_its_finished_stages(checkpoints, tmp_path, monkeypatch):
     from omnidraft_npu.quantize import export as module
 
     def interrupt(*arguments):

@@ -8,10 +8,11 @@ import numpy as np
 import onnx
 import pytest
 from decoder_graphs import GENAI, HEAD_DIM, NUM_LOGITS, OPTIMUM, VOCAB, write_decoder
+from toy_vocabularies import toy_document
+
 from omnidraft_npu.errors import BundleError, CheckpointError
 from omnidraft_npu.quantize.genai_model import import_genai_model
 from omnidraft_npu.runtime.causal_lm import OnnxCausalLM, OnnxModel
-from toy_vocabularies import toy_document
 
 CONTEXT = 64
 SIZES = {"context_length": CONTEXT, "vocab_size": VOCAB, "num_logits": NUM_LOGITS, "threads": 1}

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from omnidraft_npu.errors import CheckpointError
-from omnidraft_npu.quantize.architecture import Llama3Scaling
-from omnidraft_npu.quantize.gguf_rope import llama3_factors, llama3_scaling
-from omnidraft_npu.quantize.hf_config import decoder_config
-from omnidraft_npu.quantize.open_checkpoint import open_checkpoint
 from real_models import real_model
 from tiny_gguf import write_gguf
 from tiny_models import ARCHITECTURES, tiny_model
+
+from omnidraft_npu.errors import CheckpointError
+from omnidraft_npu.quantize.architecture import Llama3Scaling
+from omnidraft_npu.quantize.checkpoints.gguf_rope import llama3_factors, llama3_scaling
+from omnidraft_npu.quantize.checkpoints.hf_config import decoder_config
+from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
 
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from omnidraft_npu.errors import TokenizerError
-from omnidraft_npu.quantize import pretokenizers
-from omnidraft_npu.quantize.checkpoint import TokenizerFiles
-from omnidraft_npu.quantize.gguf_file import read_gguf_header
-from omnidraft_npu.quantize.gguf_tokenizer import tokenizer_from_gguf
-from omnidraft_npu.tokenizer import Tokenizer
+from omnidraft_npu.quantize.checkpoints.checkpoint import TokenizerFiles
+from omnidraft_npu.quantize.checkpoints.gguf_file import read_gguf_header
+from omnidraft_npu.quantize.tokenization import pretokenizers
+from omnidraft_npu.quantize.tokenization.gguf_tokenizer import tokenizer_from_gguf
+from omnidraft_npu.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from real_models import real_model

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+from tiny_models import ARCHITECTURES, tiny_model
+
 from omnidraft_npu.errors import CheckpointError
 from omnidraft_npu.quantize.architecture import Llama3Scaling, RopeConfig
-from omnidraft_npu.quantize.hf_config import decoder_config
-from tiny_models import ARCHITECTURES, tiny_model
+from omnidraft_npu.quantize.checkpoints.hf_config import decoder_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omnidraft_npu.errors import TokenizerError
-from omnidraft_npu.quantize.hf_tokenizer import _first_id
-from omnidraft_npu.quantize.open_checkpoint import open_checkpoint
 from shared_files import shared_path
 from tiny_checkpoints import SENTENCES, train_tokenizer, write_checkpoint
 from tokenizers import Tokenizer, processors
+
+from omnidraft_npu.errors import TokenizerError
+from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
+from omnidraft_npu.quantize.tokenization.hf_tokenizer import _first_id
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from decoder_graphs import NUM_LOGITS, SHARED, VOCAB, write_decoder
+
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.errors import CheckpointError, ExportError
 from omnidraft_npu.proposal import Proposal

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from omnidraft_npu.errors import CheckpointError
-from omnidraft_npu.quantize.hf_config import decoder_config
-from omnidraft_npu.quantize.open_checkpoint import open_checkpoint
-from omnidraft_npu.quantize.tensor_names import hugging_face_name
 from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES, tiny_model
+
+from omnidraft_npu.errors import CheckpointError
+from omnidraft_npu.quantize.checkpoints.hf_config import decoder_config
+from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
+from omnidraft_npu.quantize.checkpoints.tensor_names import hugging_face_name
 
 FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 

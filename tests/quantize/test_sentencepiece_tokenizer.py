@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from omnidraft_npu.errors import TokenizerError
-from omnidraft_npu.quantize.sentencepiece_tokenizer import tokenizer_from_sentencepiece
-from omnidraft_npu.tokenizer import Tokenizer
+from omnidraft_npu.quantize.tokenization.sentencepiece_tokenizer import tokenizer_from_sentencepiece
+from omnidraft_npu.text.tokenizer import Tokenizer
 
 spm = pytest.importorskip("sentencepiece")
 

@@ -4,8 +4,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
+
 from omnidraft_npu.errors import CheckpointError
-from omnidraft_npu.quantize.stored_tensor import (
+from omnidraft_npu.quantize.checkpoints.stored_tensor import (
     BLOCK_ENCODINGS,
     StoredTensor,
     have_equal_bytes,

@@ -21,6 +21,7 @@ from decoder_graphs import (
     Variant,
     write_decoder,
 )
+
 from omnidraft_npu.errors import BundleError, ConfigError, PromptError
 from omnidraft_npu.lora import lora_name
 from omnidraft_npu.runtime import causal_lm

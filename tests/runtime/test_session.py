@@ -2,10 +2,11 @@ import itertools
 
 import onnxruntime
 import pytest
+from tiny_bundle import CONTEXT, write_bundle
+
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.errors import BundleError, ConfigError, PromptError
 from omnidraft_npu.runtime.session import Session, open_session
-from tiny_bundle import CONTEXT, write_bundle
 
 PROMPTS = ("a", "abc cab b", "ccc aab  bca cab abcabc ba", " c")
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny_model
 
+from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
 from omnidraft_npu.quantize.decoder_cpu import CpuGraphOptions, build_cpu_decoder
-from omnidraft_npu.quantize.open_checkpoint import open_checkpoint
 from omnidraft_npu.runtime.causal_lm import OnnxCausalLM, OnnxModel
 from omnidraft_npu.runtime.stable_passes import stable_passes
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omnidraft_npu.bridge import ByteBridge, IdentityBridge
-from omnidraft_npu.pieces import PieceEncoder
-from omnidraft_npu.vocabulary import Vocabulary
 from shared_files import encoder, texts, tokenizer_document, vocabulary
 from toy_vocabularies import toy_document, toy_encoder
+
+from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.vocabulary import Vocabulary
 
 PAIRS = [("smollm2", "gemma3"), ("llama2", "qwen3"), ("qwen3", "llama2"), ("llama2", "smollm2")]
 HARD_TEXT = (

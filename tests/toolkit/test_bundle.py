@@ -25,7 +25,9 @@ def model(name, folder):
         eos_token_ids=(2,),
         bos_token_id=None,
         tokenizer_sha256="0" * 64,
-        graphs={"cpu": GraphEntry(path=f"{folder}/cpu/model.onnx", precision="fp32", cache="shared")},
+        graphs={
+            "cpu": GraphEntry(path=f"{folder}/cpu/model.onnx", precision="fp32", cache="shared")
+        },
     )
 
 

@@ -3,8 +3,9 @@
 import re
 
 import pytest
-from omnidraft_npu.chat_template import render_chat
+
 from omnidraft_npu.errors import PromptError
+from omnidraft_npu.text.chat_template import render_chat
 
 MESSAGES = [{"role": "user", "content": "1 < 2 & 'x'"}]
 

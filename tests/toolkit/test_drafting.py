@@ -5,16 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markov_model import MarkovModel
-from omnidraft_npu.bridge import ByteBridge, IdentityBridge
+from toy_vocabularies import toy_document, toy_encoder
+
+from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.spelling import direct_spellings, full_spellings
+from omnidraft_npu.bridge.trie import SpellingTrie
+from omnidraft_npu.bridge.vocabulary import END_ROLES, Vocabulary
+from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.drafting import ModelDrafter
-from omnidraft_npu.pieces import PieceEncoder
 from omnidraft_npu.speculative import generate
-from omnidraft_npu.spelling import direct_spellings, full_spellings
-from omnidraft_npu.trie import SpellingTrie
-from omnidraft_npu.vocabulary import END_ROLES, Vocabulary
-from omnidraft_npu.walk import PlainWalk, TrieWalk
-from toy_vocabularies import toy_document, toy_encoder
 
 
 def make_drafter(model, encoder, target, spellings=None):

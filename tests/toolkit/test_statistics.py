@@ -6,14 +6,15 @@ import time
 import numpy as np
 import pytest
 from markov_model import MarkovModel
-from omnidraft_npu.bridge import IdentityBridge
+from toy_vocabularies import toy_encoder
+
+from omnidraft_npu.bridge.following import IdentityBridge
+from omnidraft_npu.bridge.walk import PlainWalk
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.speculative import Round, generate
 from omnidraft_npu.statistics import DecodeStats
 from omnidraft_npu.verification import Verdict
-from omnidraft_npu.walk import PlainWalk
-from toy_vocabularies import toy_encoder
 
 NAMES = [
     "rounds",

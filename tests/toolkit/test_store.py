@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from omnidraft_npu import store
-from omnidraft_npu.builtin_models import BUILTIN_MODELS
+
 from omnidraft_npu.errors import StoreError
-from omnidraft_npu.store import resolve_model, store_folder, stored_models
+from omnidraft_npu.store import local
+from omnidraft_npu.store.builtin_models import BUILTIN_MODELS
+from omnidraft_npu.store.local import resolve_model, store_folder, stored_models
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def put_builtin(name: str, size: int | None = None) -> Path:
     model = BUILTIN_MODELS[name]
-    path = store.builtin_path(model)
+    path = local.builtin_path(model)
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:
         file.truncate(model.size if size is None else size)
@@ -28,7 +29,7 @@ def put_builtin(name: str, size: int | None = None) -> Path:
 
 
 def put_hub(hub_id: str) -> Path:
-    path = store.hub_path(hub_id)
+    path = local.hub_path(hub_id)
     path.mkdir(parents=True)
     (path / "config.json").write_text("{}")
     return path
@@ -117,9 +118,9 @@ def test_without_a_setting_the_store_is_in_the_place_for_caches(
         "win32": "AppData/Local/omnidraft-npu",
     }
     for platform, place in places.items():
-        monkeypatch.setattr(store.sys, "platform", platform)
+        monkeypatch.setattr(local.sys, "platform", platform)
         assert store_folder() == tmp_path / place
-    monkeypatch.setattr(store.sys, "platform", "linux")
+    monkeypatch.setattr(local.sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert store_folder() == tmp_path / "cache" / "omnidraft-npu"
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omnidraft_npu.detokenizer import StreamDecoder
-from omnidraft_npu.errors import PromptError, TokenizerError
-from omnidraft_npu.tokenizer import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
+
+from omnidraft_npu.errors import PromptError, TokenizerError
+from omnidraft_npu.text.detokenizer import StreamDecoder
+from omnidraft_npu.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from shared_files import shared_path, texts, tokenizer_document

@@ -5,9 +5,10 @@ import time
 
 import numpy as np
 import pytest
-from omnidraft_npu.errors import TokenizerError
-from omnidraft_npu.vocabulary import END_ROLES, Role, Vocabulary
 from shared_files import TOKENIZERS, texts, tokenizer_document, vocabulary
+
+from omnidraft_npu.bridge.vocabulary import END_ROLES, Role, Vocabulary
+from omnidraft_npu.errors import TokenizerError
 
 
 def document(vocab, *, added=(), **model):

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omnidraft_npu.proposal import STOP, Visit
-from omnidraft_npu.spelling import Spellings, full_spellings
-from omnidraft_npu.trie import ROOT, SpellingTrie
-from omnidraft_npu.walk import PlainWalk, TrieWalk
 from toy_vocabularies import toy_encoder
+
+from omnidraft_npu.bridge.spelling import Spellings, full_spellings
+from omnidraft_npu.bridge.trie import ROOT, SpellingTrie
+from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
+from omnidraft_npu.proposal import STOP, Visit
 
 A, B, C, UNMAPPED, END, OTHER_END, INNER = range(7)
 # Tokens: 10 = a, 11 = b, 12 = ab, 13 = cab, 14 ends the response, 15 = b and an

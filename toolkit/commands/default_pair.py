@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from ..builtin_models import find_builtin
 from ..bundle import open_bundle
 from ..errors import BundleError, ConfigError
-from ..store import store_folder
+from ..store.builtin_models import find_builtin
+from ..store.local import store_folder
 from .pull import fetch_model
 
 # target -> drafter; the first target is the default one.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..builtin_models import BUILTIN_MODELS, find_builtin
 from ..errors import ConfigError
-from ..store import models_folder, stored_models, stored_path
+from ..store.builtin_models import BUILTIN_MODELS, find_builtin
+from ..store.local import models_folder, stored_models, stored_path
 
 if TYPE_CHECKING:
-    from ..pull import Progress
+    from ..store.pull import Progress
 
 
 @click.command(name="pull")
@@ -65,7 +65,7 @@ def fetch_model(name: str, *, accept_terms: bool) -> Path:
     Raises:
         StoreError: as `pull`.
     """
-    from ..pull import pull
+    from ..store.pull import pull
 
     found = stored_path(name)
     if found is not None:

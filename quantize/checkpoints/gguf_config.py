@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from omnidraft_npu.errors import CheckpointError
 
 from .config_fields import ConfigFields

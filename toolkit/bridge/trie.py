@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import BundleError
-from .files import atomic_path
+from ..errors import BundleError
+from ..files import atomic_path
 from .spelling import Ids, Spellings
 
 FORMAT_VERSION = 1

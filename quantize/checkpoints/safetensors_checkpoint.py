@@ -5,12 +5,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+
 from omnidraft_npu.errors import CheckpointError
 
-from .architecture import DecoderConfig
+from ..architecture import DecoderConfig
+from ..tokenization.hf_tokenizer import read_tokenizer
 from .checkpoint import SourceFiles
 from .hf_config import decoder_config
-from .hf_tokenizer import read_tokenizer
 from .json_file import read_object
 from .safetensors_file import read_header
 from .stored_checkpoint import StoredCheckpoint, Tensor, match_tensors, refuse_unused

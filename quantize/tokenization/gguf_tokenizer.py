@@ -5,7 +5,7 @@ from typing import Any
 
 from omnidraft_npu.errors import TokenizerError
 
-from .checkpoint import TokenizerFiles
+from ..checkpoints.checkpoint import TokenizerFiles
 from .pretokenizers import PRETOKENIZERS, PreTokenizer
 from .rebuilt_checks import check_rebuilt
 from .tokenizer_documents import (

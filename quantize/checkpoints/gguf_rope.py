@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .architecture import Llama3Scaling
+from ..architecture import Llama3Scaling
 
 
 def half_split_rows(values: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:

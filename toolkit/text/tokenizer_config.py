@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import TokenizerError
+from ..errors import TokenizerError
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from omnidraft_npu.errors import CheckpointError
 
-from .architecture import Llama3Scaling, RopeConfig
+from ..architecture import Llama3Scaling, RopeConfig
 from .config_fields import ConfigFields
 
 _LAYER_KINDS = ("full_attention", "sliding_attention")

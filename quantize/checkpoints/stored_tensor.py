@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from omnidraft_npu.errors import CheckpointError
 
 FLOAT_ENCODINGS = ("F32", "F16", "BF16")

@@ -9,7 +9,7 @@ from typing import Any
 
 from omnidraft_npu.errors import CheckpointError
 
-from .architecture import Activation, DecoderConfig, LayerType
+from ..architecture import Activation, DecoderConfig, LayerType
 from .config_fields import ConfigFields
 from .hf_rope import rope_configs
 

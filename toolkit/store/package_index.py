@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ..errors import StoreError
+from ..files import sha256_of
 from .builtin_models import Wheel
-from .errors import StoreError
-from .files import sha256_of
 
 _POLL_S = 0.2
 _NETWORK = re.compile(

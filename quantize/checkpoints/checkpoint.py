@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .architecture import DecoderConfig
+from ..architecture import DecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)

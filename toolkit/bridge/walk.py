@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .proposal import STOP, Visit
+from ..proposal import STOP, Visit
 from .trie import ROOT, SpellingTrie
 
 Logits = npt.NDArray[np.float32]

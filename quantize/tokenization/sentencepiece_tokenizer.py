@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft_npu.errors import TokenizerError
-from omnidraft_npu.tokenizer_config import read_text, special_token
+from omnidraft_npu.text.tokenizer_config import read_text, special_token
 
-from .checkpoint import TokenizerFiles
+from ..checkpoints.checkpoint import TokenizerFiles
 from .rebuilt_checks import check_rebuilt
 from .sentencepiece_file import read_sentencepiece
 from .tokenizer_documents import Piece, PieceKind, SpacePrefix, space_mark_document, to_json

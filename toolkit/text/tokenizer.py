@@ -10,10 +10,10 @@ from typing import Any
 
 import tokenizers
 
+from ..bridge.vocabulary import SPACE_MARK, alphabet_bytes, kind_of
+from ..errors import PromptError, TokenizerError
 from .chat_template import render_chat
-from .errors import PromptError, TokenizerError
 from .tokenizer_config import chat_template_of, read_text, read_tokenizer_config, special_token
-from .vocabulary import SPACE_MARK, alphabet_bytes, kind_of
 
 Message = Mapping[str, str]
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
@@ -147,11 +147,8 @@ class Tokenizer:
     def has_space_prefix(self) -> bool:
         """Whether a space is put before every text, and taken away after decoding."""
         return any(
-            (step["type"] == "Strip"
-            and step["content"] == " "
-            and step["start"] > 0)
-            or (step["type"] == "Metaspace"
-            and step.get("prepend_scheme", "always") != "never")
+            (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
+            or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
             for step in self._decoders
         )
 

@@ -4,7 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from .errors import StoreError
+from ..errors import StoreError
 
 # What a checkpoint needs: no other weight formats, no code, no folders of other exports.
 _WANTED = ["*.json", "*.safetensors", "tokenizer*", "*.jinja"]

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .errors import PromptError
+from ..errors import PromptError
 
 
 def render_chat(

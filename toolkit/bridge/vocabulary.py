@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import TokenizerError
+from ..errors import TokenizerError
 
 SPACE_MARK = "▁"
 _UNUSED = re.compile(r"<\|?(?:unused|reserved)[\w-]*\|?>")

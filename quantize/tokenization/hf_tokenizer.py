@@ -7,8 +7,8 @@ from typing import Any
 
 from omnidraft_npu.errors import TokenizerError
 
-from .checkpoint import TokenizerFiles
-from .json_file import read_object
+from ..checkpoints.checkpoint import TokenizerFiles
+from ..checkpoints.json_file import read_object
 
 # Chat models end a turn with one of these, whatever their configuration calls the end.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .architecture import DecoderConfig
+from ..architecture import DecoderConfig
 from .checkpoint import SourceFiles, TokenizerFiles
 from .gguf_config import config_document
 from .gguf_file import GgufHeader, read_gguf_header
@@ -59,6 +59,6 @@ def _to_canonical(
 
 
 def _read_tokenizer(fields: Mapping[str, Any]) -> TokenizerFiles:
-    from .gguf_tokenizer import tokenizer_from_gguf
+    from ..tokenization.gguf_tokenizer import tokenizer_from_gguf
 
     return tokenizer_from_gguf(fields)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from omnidraft_npu.errors import CheckpointError
 
-from .architecture import DecoderConfig
+from ..architecture import DecoderConfig
+from ..tokenization.tokenizer_checks import fitted_to_model
 from .checkpoint import SourceFiles, TokenizerFiles
 from .stored_tensor import BLOCK_ENCODINGS, FLOAT_ENCODINGS, StoredTensor
-from .tokenizer_checks import fitted_to_model
 
 Tensor = npt.NDArray[np.float32]
 

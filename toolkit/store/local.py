@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import StoreError
 from .builtin_models import BUILTIN_MODELS, BuiltinModel, find_builtin
-from .errors import StoreError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 

@@ -1,0 +1,1 @@
+"""Checkpoint formats behind one face: a description and lazy tensors."""

@@ -1,0 +1,1 @@
+"""Tokenizers as exact `tokenizer.json` documents, read or rebuilt."""

@@ -1,0 +1,1 @@
+"""Between two vocabularies: exact bytes, spellings, the trie, and following a context."""

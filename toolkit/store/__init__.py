@@ -1,0 +1,1 @@
+"""Models on this machine: the local store, and bringing models there."""
