@@ -107,36 +107,47 @@ def _check_output(output: Path, force: bool) -> None:
 
 
 def _run_stages(request: ExportRequest, stages: Stages, progress: Progress) -> Manifest:
-    def model(request: ModelRequest, folder: str) -> ModelEntry:
-        facts = stages.run(
-            f"model {request.name}" if folder != "drafter" else f"drafter {request.name}",
-            folder,
-            lambda root, tell: export_model(request, root, folder, tell),
-            progress,
-        )
-        return ModelEntry.from_json(facts)
-
-    drafter = model(request.drafter, "drafter")
-    targets = {m.name: model(m, f"targets/{m.name}") for m in request.targets}
+    drafter = _model(request.drafter, "drafter", stages, progress)
+    targets = {m.name: _model(m, f"targets/{m.name}", stages, progress) for m in request.targets}
     for target in targets.values():
-        if target.tokenizer_sha256 == drafter.tokenizer_sha256:
-            continue
-        stages.run(
-            f"spelling {target.name} with {drafter.name}",
-            f"spellings/{target.name}",
-            lambda root, tell, target=target: export_spelling(
-                root, stages.root, drafter, target, tell
-            ),
-            progress,
-        )
-    files = stages.files()
+        if target.tokenizer_sha256 != drafter.tokenizer_sha256:
+            _spell(drafter, target, stages, progress)
+    return Manifest(
+        tool_version=__version__,
+        drafter=drafter,
+        targets=targets,
+        files=_hash(stages, progress),
+    )
+
+
+def _model(request: ModelRequest, folder: str, stages: Stages, progress: Progress) -> ModelEntry:
+    facts = stages.run(
+        f"{folder.split('/')[0].removesuffix('s')} {request.name}",
+        folder,
+        lambda root, tell: export_model(request, root, folder, tell),
+        progress,
+    )
+    return ModelEntry.from_json(facts)
+
+
+def _spell(drafter: ModelEntry, target: ModelEntry, stages: Stages, progress: Progress) -> None:
+    stages.run(
+        f"spelling {target.name} with {drafter.name}",
+        f"spellings/{target.name}",
+        lambda root, tell: export_spelling(root, stages.root, drafter, target, tell),
+        progress,
+    )
+
+
+def _hash(stages: Stages, progress: Progress) -> dict[str, FileEntry]:
     entries = {}
+    files = stages.files()
     for i, path in enumerate(files):
         progress("hashing", i, len(files))
         relative = path.relative_to(stages.root).as_posix()
         entries[relative] = FileEntry(size=path.stat().st_size, sha256=sha256_of(path))
     progress("hashing", len(files), len(files))
-    return Manifest(tool_version=__version__, drafter=drafter, targets=targets, files=entries)
+    return entries
 
 
 def _put_in_place(stages: Stages, manifest: Manifest, output: Path) -> None:

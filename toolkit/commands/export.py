@@ -1,6 +1,7 @@
 """`omnidraft-npu export`: from checkpoints to a bundle."""
 
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,8 @@ def command(
 
     from .progress import stage_progress
 
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("omnidraft_npu").setLevel(logging.INFO)
     request = ExportRequest(
         drafter=model_request(
             drafter, precision=draft_precision or precision, context_length=context_length

@@ -99,7 +99,8 @@ def _answer(
     session: "Session", prompt_ids: list[int], config: "DecodeConfig", as_json: bool
 ) -> None:
     last: Delta | None = None
-    text, token_ids = [], []
+    text: list[str] = []
+    token_ids: list[int] = []
     for last in session.generate(prompt_ids, config):
         text.append(last.text)
         token_ids += last.token_ids
