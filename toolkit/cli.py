@@ -13,6 +13,14 @@ from .errors import OmniDraftError
 EXIT_INTERRUPTED = 130
 
 
+class _OneLine(click.ClickException):
+    """One of the toolkit's own errors, as the command line shows it."""
+
+    def __init__(self, error: OmniDraftError) -> None:
+        super().__init__(" ".join(str(error).split()))
+        self.exit_code = error.exit_code  # type: ignore[misc]  # click has it as a class variable
+
+
 class _Group(click.Group):
     """Loads a command when it is named, and shows the toolkit's own errors as one line.
 
@@ -45,9 +53,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except OmniDraftError as error:
-            shown = click.ClickException(" ".join(str(error).split()))
-            shown.exit_code = error.exit_code
-            raise shown from error
+            raise _OneLine(error) from error
         except KeyboardInterrupt as error:
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from error
