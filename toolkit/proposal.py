@@ -35,6 +35,8 @@ class Proposal:
     branches, has none. Empty where no trie was used."""
     model_s: float = 0.0
     """Seconds spent in the drafter's forward passes."""
+    source: str = "model"
+    """Which proposer made it: `model` or `lookup`."""
 
     EMPTY: ClassVar["Proposal"]
 

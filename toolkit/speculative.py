@@ -78,6 +78,8 @@ class Round:
     verify_s: float
     """Time in the target's forward pass."""
     total_s: float
+    source: str = "model"
+    """Which proposer made the drafts."""
 
 
 def generate(
@@ -133,6 +135,7 @@ def generate(
             draft_model_s=proposal.model_s,
             verify_s=scored - drafted,
             total_s=now - start,
+            source=proposal.source,
         )
         if verdict.is_stopped:
             return
