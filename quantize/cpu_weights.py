@@ -6,10 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .graph_writer import MICROSOFT, GraphWriter
-from .weight_quantization import BLOCK, Bits, BlockQuantized, quantize_blocks
+from .weight_quantization import BLOCK, Bits, quantize_blocks
 
 Precision = Literal["fp32", "int8", "int4"]
 Floats = npt.NDArray[np.float32]
+
+_BITS: dict[Precision, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
+_EIGHT_BIT = ("embed_tokens", "logits", "qkv")
+"""Last part of the names that keep 8 bits in an int4 graph: small, and they cost most of the
+agreement with float32 (benchmarks/README.md)."""
 
 _INT8_ACTIVATIONS = 4
 """`accuracy_level`: activations are rounded to 8 bits a block; several times faster."""
@@ -18,86 +23,90 @@ _INT8_ACTIVATIONS = 4
 class CpuWeights:
     """Puts projections and the embedding into a graph, in one precision."""
 
-    def __init__(self, graph: GraphWriter, bits: Bits | None, head_bits: Bits | None) -> None:
-        """Args: bits and head_bits are those of a weight and of the head; None is float32."""
+    def __init__(self, graph: GraphWriter, precision: Precision) -> None:
         self._graph = graph
-        self._bits = bits
-        self._head_bits = head_bits
-        self._in_features: dict[str, int] = {}
+        self._precision = precision
+        self._stored: dict[str, tuple[Bits | None, int]] = {}
 
-    def project(self, x: str, weight: Floats, name: str, bias: Floats | None = None) -> str:
-        """``x @ weight.T + bias``; the value is called `name`."""
-        self._store(name, weight, self._bits)
-        return self._multiply(x, name, self._bits, weight.shape[0], name, bias)
+    @property
+    def wants_input_sizes(self) -> bool:
+        """Whether `project` makes use of the sizes of its input."""
+        return self._precision == "int4"
+
+    def project(
+        self, x: str, name: str, weight: Floats, bias: Floats | None, input_sizes: Floats | None
+    ) -> str:
+        """``x @ weight.T + bias``; the value is called `name`.
+
+        Args:
+            x: ``[batch, length, in]``
+            name: of the result and, with a suffix, of the tensors.
+            weight: ``[out, in]``
+            bias: ``[out]``
+            input_sizes: ``[in]`` mean squares of x.
+        """
+        self._store(name, weight, input_sizes)
+        return self._multiply(x, name, weight.shape[0], name, bias)
 
     def embed(self, ids: str, weight: Floats, name: str) -> str:
         """Rows of the embedding, which a tied head may use again; the value is called `name`."""
-        self._store(name, weight, self._head_bits)
-        if self._head_bits is None:
+        self._store(name, weight, None)
+        bits, in_features = self._stored[name]
+        if bits is None:
             return self._graph.node("Gather", [f"{name}.weight", ids], name)
-        blocks = -(-weight.shape[1] // BLOCK)
-        flat = self._graph.view(
-            f"{name}.rows", f"{name}.weight", [len(weight), blocks * BLOCK * self._head_bits // 8]
-        )
-        rows = self._graph.node(
+        padded = -(-in_features // BLOCK) * BLOCK
+        rows = self._graph.view(f"{name}.rows", f"{name}.weight", [len(weight), padded * bits // 8])
+        embedded = self._graph.node(
             "GatherBlockQuantized",
-            [flat, ids, f"{name}.scales", *self._zero_points(name)],
-            name if weight.shape[1] % BLOCK == 0 else f"{name}.padded",
+            [rows, ids, f"{name}.scales", f"{name}.zero_points"],
+            name if in_features == padded else f"{name}.padded",
             domain=MICROSOFT,
-            bits=self._head_bits,
+            bits=bits,
             block_size=BLOCK,
             gather_axis=0,
             quantize_axis=1,
         )
-        return rows if rows == name else self._cut(rows, weight.shape[1], name)
+        return embedded if embedded == name else self._cut(embedded, in_features, name)
 
-    def head(self, x: str, weight: Floats | None, num_logits: int, name: str, tied: str) -> str:
+    def head(self, x: str, name: str, weight: Floats | None, num_logits: int, tied: str) -> str:
         """Logits; with `weight` None from the embedding that was stored as `tied`."""
-        source = tied
-        if weight is not None:
-            source = f"{name}.head"
-            self._store(source, weight, self._head_bits)
-        return self._multiply(x, source, self._head_bits, num_logits, name, None)
+        if weight is None:
+            return self._multiply(x, tied, num_logits, name, None)
+        return self.project(x, name, weight, None, None)
 
-    def _store(self, name: str, weight: Floats, bits: Bits | None) -> None:
-        self._in_features[name] = weight.shape[1]
+    def _store(self, name: str, weight: Floats, input_sizes: Floats | None) -> None:
+        bits = _BITS[self._precision]
+        if bits is not None and name.split(".")[-1] in _EIGHT_BIT:
+            bits = 8
+        self._stored[name] = (bits, weight.shape[1])
         if bits is None:
             self._graph.tensor(f"{name}.weight", weight)
             return
-        quantized: BlockQuantized = quantize_blocks(weight, bits)
+        quantized = quantize_blocks(weight, bits, importance=input_sizes)
         self._graph.tensor(f"{name}.weight", quantized.packed)
         self._graph.tensor(f"{name}.scales", quantized.scales)
-        if quantized.zero_points is not None:
-            self._graph.tensor(f"{name}.zero_points", quantized.zero_points)
+        self._graph.tensor(f"{name}.zero_points", quantized.zero_points)
 
-    def _multiply(
-        self, x: str, source: str, bits: Bits | None, out: int, name: str, bias: Floats | None
-    ) -> str:
-        biases = [] if bias is None else [self._graph.tensor(f"{name}.bias", bias)]
+    def _multiply(self, x: str, source: str, out: int, name: str, bias: Floats | None) -> str:
+        graph = self._graph
+        bits, in_features = self._stored[source]
+        biases = [] if bias is None else [graph.tensor(f"{name}.bias", bias)]
         if bits is None:
             product = f"{name}.product" if biases else name
-            self._graph.node(
-                "FusedMatMul", [x, f"{source}.weight"], product, domain=MICROSOFT, transB=1
-            )
-            return self._graph.node("Add", [product, *biases], name) if biases else product
-        inputs = [x, f"{source}.weight", f"{source}.scales", *self._zero_points(source)]
-        if biases:
-            inputs += [""] * (5 - len(inputs)) + biases
-        return self._graph.node(
+            graph.node("FusedMatMul", [x, f"{source}.weight"], product, domain=MICROSOFT, transB=1)
+            return graph.node("Add", [product, *biases], name) if biases else product
+        tensors = [f"{source}.{part}" for part in ("weight", "scales", "zero_points")]
+        return graph.node(
             "MatMulNBits",
-            inputs,
+            [x, *tensors, *(["", *biases] if biases else [])],
             name,
             domain=MICROSOFT,
-            K=self._in_features[source],
+            K=in_features,
             N=out,
             bits=bits,
             block_size=BLOCK,
             accuracy_level=_INT8_ACTIVATIONS,
         )
-
-    def _zero_points(self, source: str) -> list[str]:
-        name = f"{source}.zero_points"
-        return [name] if self._graph.has(name) else []
 
     def _cut(self, rows: str, width: int, name: str) -> str:
         bounds = [

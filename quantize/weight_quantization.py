@@ -18,8 +18,12 @@ Bits = Literal[4, 8]
 BLOCK = 32
 
 _ROWS_AT_ONCE_ELEMENTS = 1 << 21
-_SHRINKS = np.linspace(0.80, 1.04, 13, dtype=np.float32)
-"""Fractions of the full range that are tried as the range of a 4-bit block."""
+_STEPS: dict[Bits, tuple[float, ...]] = {
+    8: (255, 240, 225),
+    4: tuple(15 / np.linspace(0.80, 1.04, 13)),
+}
+"""Steps a block's own range is cut into. Multiples of 15 keep the steps of a 4-bit source;
+with 4 bits, clipping the extremes or leaving levels unused can be the smaller error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +34,8 @@ class BlockQuantized:
     """``[out, blocks, BLOCK * bits / 8]``; of two 4-bit levels in a byte the first is low."""
     scales: Floats
     """``[out, blocks]``"""
-    zero_points: Bytes | None
-    """``[out, ceil(blocks * bits / 8)]``, packed like the levels; None stands for the middle level."""
+    zero_points: Bytes
+    """``[out, ceil(blocks * bits / 8)]``, packed like the levels."""
     bits: Bits
     in_features: int
     """Columns of the weight; the last block is filled up with zeros."""
@@ -40,108 +44,101 @@ class BlockQuantized:
         """The weight that the levels stand for, ``[out, in]``."""
         out, blocks = self.scales.shape
         levels = _unpack(self.packed, self.bits).astype(np.float32)
-        zeros: Floats | np.float32 = np.float32(1 << (self.bits - 1))
-        if self.zero_points is not None:
-            zeros = _unpack(self.zero_points, self.bits)[:, :blocks, None].astype(np.float32)
+        zeros = _unpack(self.zero_points, self.bits)[:, :blocks, None].astype(np.float32)
         weight = (levels - zeros) * self.scales[:, :, None]
         return weight.reshape(out, -1)[:, : self.in_features]
 
 
-def quantize_blocks(weight: Floats, bits: Bits, *, has_zero_points: bool = False) -> BlockQuantized:
-    """Round every weight to the nearest level of its block.
+def quantize_blocks(
+    weight: Floats, bits: Bits, *, importance: Floats | None = None
+) -> BlockQuantized:
+    """Round every weight to the nearest level of its block, zero to zero.
 
-    8 bits: the scale is the largest magnitude / 127. That gives Q8_0 sources back exactly.
-    4 bits: of several ranges around the block's own, each refitted by least squares to the
-    levels it leads to, the one with the smallest squared error.
+    Of several ranges around the block's own, each refitted by least squares to the levels
+    it leads to, the block gets the one with the smallest (weighted) squared error. Q8_0 and Q4_0
+    sources come back exactly, other 4-bit sources nearly so with 8 bits.
 
     Args:
         weight: ``[out, in]``; `in` need not be a multiple of the block.
         bits: of a level.
-        has_zero_points: levels need not be symmetric around the middle one (4 bits only).
+        importance: ``[in]`` what an error costs, up to a factor; None for all alike.
     """
     out, in_features = weight.shape
     blocks = -(-in_features // BLOCK)
+    padding = (0, blocks * BLOCK - in_features)
+    cost = np.ones(in_features, np.float32) if importance is None else importance
+    cost = np.pad(cost / max(cost.max(), np.float32(1e-30)) + np.float32(1e-6), padding)
     packed = np.empty((out, blocks, BLOCK * bits // 8), np.uint8)
     scales = np.empty((out, blocks), np.float32)
-    zeros = np.empty((out, blocks), np.uint8) if has_zero_points else None
+    zeros = np.empty((out, blocks), np.uint8)
     for rows in _row_slices(out, blocks * BLOCK):
-        part = np.zeros((rows.stop - rows.start, blocks * BLOCK), np.float32)
-        part[:, :in_features] = weight[rows]
-        part = part.reshape(-1, BLOCK)
-        if bits == 8:
-            scale, levels, zero = _nearest_int8(part)
-        elif has_zero_points:
-            scale, levels, zero = _best_asymmetric_int4(part)
-        else:
-            scale, levels, zero = _best_symmetric_int4(part)
-        packed[rows] = _pack(levels.reshape(-1, blocks, BLOCK), bits)
-        scales[rows] = scale.reshape(-1, blocks)
-        if zeros is not None:
-            zeros[rows] = zero.reshape(-1, blocks)
+        part = np.pad(weight[rows], ((0, 0), padding)).reshape(-1, blocks, BLOCK)
+        fit = _fit(part, cost.reshape(blocks, BLOCK), bits)
+        packed[rows] = _pack(fit.levels, bits)
+        scales[rows] = fit.scale[..., 0]
+        zeros[rows] = fit.zero[..., 0]
     return BlockQuantized(
         packed=packed,
         scales=scales,
-        zero_points=None if zeros is None else _pack(zeros, bits),
+        zero_points=_pack(zeros, bits),
         bits=bits,
         in_features=in_features,
     )
 
 
-def _nearest_int8(blocks: Floats) -> tuple[Floats, Bytes, Bytes]:
-    scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-    levels = np.rint(_divide(blocks, scale)) + 128
-    return scale, levels.astype(np.uint8), np.full(len(blocks), 128, np.uint8)
+class _Candidates:
+    """For every block of a part, the scale, zero point and levels that fit it best so far."""
 
+    def __init__(self, part: Floats, cost: Floats, bits: Bits) -> None:
+        """Args: part is ``[rows, blocks, BLOCK]``, cost ``[blocks, BLOCK]``."""
+        self._part = part
+        self._weighted = part * cost
+        self._cost = cost
+        self._top = np.float32((1 << bits) - 1)
+        self._gain = np.full((*part.shape[:2], 1), -1, np.float32)
+        self.scale = np.zeros_like(self._gain)
+        self.zero = np.zeros(self._gain.shape, np.uint8)
+        self.levels = np.zeros(part.shape, np.uint8)
 
-def _best_symmetric_int4(blocks: Floats) -> tuple[Floats, Bytes, Bytes]:
-    """Signed levels -8..7; the longer side of the range belongs to the largest magnitude."""
-    peak = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1)
-    best = _Best(blocks)
-    for shrink in _SHRINKS:
-        scale = peak * (shrink / np.float32(-8))
-        best.offer(np.clip(np.rint(_divide(blocks, scale)), -8, 7), np.float32(8))
-    return best.scale, best.levels, np.full(len(blocks), 8, np.uint8)
+    def offer(self, scale: Floats, zero: Floats) -> None:
+        """Round with this scale, then refit it: ``w . q / q . q`` for the levels q.
 
-
-def _best_asymmetric_int4(blocks: Floats) -> tuple[Floats, Bytes, Bytes]:
-    """Levels 0..15 around a whole zero point, so that zero stays zero."""
-    low = np.minimum(blocks.min(axis=1, keepdims=True), 0)
-    high = np.maximum(blocks.max(axis=1, keepdims=True), 0)
-    best = _Best(blocks)
-    for shrink in _SHRINKS:
-        scale = (high - low) * (shrink / np.float32(15))
-        zero = np.clip(np.rint(_divide(-low, scale)), 0, 15)
-        best.offer(np.clip(np.rint(_divide(blocks, scale)), -zero, 15 - zero), zero)
-    return best.scale, best.levels, best.zero
-
-
-class _Best:
-    """For every block, the candidate with the smallest squared error so far."""
-
-    def __init__(self, blocks: Floats) -> None:
-        self._blocks = blocks
-        self._gain = np.full((len(blocks), 1), -1, np.float32)
-        self.scale = np.zeros((len(blocks), 1), np.float32)
-        self.levels = np.zeros(blocks.shape, np.uint8)
-        self.zero = np.zeros((len(blocks), 1), np.uint8)
-
-    def offer(self, signed: Floats, zero: Floats | np.float32) -> None:
-        """Fit a scale to `signed` levels; the error it removes is ``(w . q)^2 / q . q``."""
-        product = np.einsum("ij,ij->i", self._blocks, signed)[:, None]
-        square = np.einsum("ij,ij->i", signed, signed)[:, None]
+        The refit takes ``(w . q)^2 / q . q`` off the squared error, all products weighted.
+        """
+        inverse = _divide(np.ones_like(scale), scale)
+        signed = np.clip(np.rint(self._part * inverse), -zero, self._top - zero)
+        product = np.einsum("rbk,rbk->rb", self._weighted, signed)[..., None]
+        square = np.einsum("rbk,bk->rb", signed * signed, self._cost)[..., None]
         scale = _divide(product, square)
         gain = scale * product
-        better = (gain > self._gain)[:, 0]
-        self._gain[better] = gain[better]
-        self.scale[better] = scale[better]
-        self.levels[better] = (signed + zero)[better].astype(np.uint8)
-        self.zero[better] = np.broadcast_to(zero, scale.shape)[better].astype(np.uint8)
+        is_better = (gain > self._gain)[..., 0]
+        self._gain[is_better] = gain[is_better]
+        self.scale[is_better] = scale[is_better]
+        self.zero[is_better] = zero[is_better].astype(np.uint8)
+        self.levels[is_better] = (signed[is_better] + zero[is_better]).astype(np.uint8)
+
+
+def _fit(part: Floats, cost: Floats, bits: Bits) -> _Candidates:
+    """Try the symmetric range of Q8_0 and Q4_0, then ranges from lowest to highest weight."""
+    low = np.minimum(part.min(axis=-1, keepdims=True), 0)
+    high = np.maximum(part.max(axis=-1, keepdims=True), 0)
+    top = np.float32((1 << bits) - 1)
+    best = _Candidates(part, cost, bits)
+    middle = np.float32(1 << (bits - 1))
+    if bits == 8:
+        best.offer(np.maximum(-low, high) / (middle - 1), np.full_like(low, middle))
+    else:
+        zero = np.where(-low >= high, middle, middle - 1)
+        best.offer(np.maximum(-low, high) / middle, zero)
+    for steps in _STEPS[bits]:
+        scale = (high - low) / np.float32(steps)
+        best.offer(scale, np.clip(np.rint(_divide(-low, scale)), 0, top))
+    return best
 
 
 def _divide(numerator: Floats, denominator: Floats) -> Floats:
     """Quotient, 0 where the denominator is 0."""
-    safe = np.where(denominator == 0, np.float32(1), denominator)
-    return np.where(denominator == 0, np.float32(0), numerator / safe).astype(np.float32)
+    return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator != 0)
 
 
 def _pack(levels: Bytes, bits: Bits) -> Bytes:

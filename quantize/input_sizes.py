@@ -1,0 +1,114 @@
+"""How large the inputs of every projection are, found by running random tokens.
+
+Rounding a weight costs in proportion to the mean square of the input it multiplies. Some
+channels of a trained model are tens of times larger than the rest, whatever the text, so
+random tokens show them nearly as well as text does, and no text or tokenizer is needed.
+The run goes layer by layer, with the tensors the graph builder has in hand anyway.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from .architecture import DecoderConfig, RopeConfig
+from .rotary import rotary_tables
+
+Floats = npt.NDArray[np.float32]
+
+_SEQUENCES = 2
+_LENGTH = 256
+
+
+class RandomTokens:
+    """Hidden states of a few random sequences, on their way through a decoder."""
+
+    def __init__(self, config: DecoderConfig, embedding: Floats) -> None:
+        self._config = config
+        length = min(_LENGTH, config.context_length)
+        ids = np.random.default_rng(0).integers(0, len(embedding), (_SEQUENCES, length))
+        self._hidden = embedding[ids] * np.float32(config.embedding_scale)
+        self._rotary: dict[RopeConfig, tuple[Floats, Floats]] = {}
+
+    def layer(self, index: int, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
+        """Go through one layer.
+
+        Args:
+            index: of the layer.
+            tensors: of the layer, by canonical name without its ``layers.{index}.`` part.
+
+        Returns:
+            ``[in]`` mean squares of the inputs of `qkv`, `o`, `gate_up` and `down`.
+        """
+        config = self._config
+        x = self._norm(self._hidden, tensors["input_norm"])
+        attended = self._attend(x, index, tensors)
+        update = _project(attended, tensors, "o")
+        if config.has_sandwich_norms:
+            update = self._norm(update, tensors["post_attention_norm"])
+        self._hidden += update
+        y = self._norm(self._hidden, tensors["mlp_norm"])
+        inner = self._activate(_project(y, tensors, "gate")) * _project(y, tensors, "up")
+        update = _project(inner, tensors, "down")
+        if config.has_sandwich_norms:
+            update = self._norm(update, tensors["post_mlp_norm"])
+        self._hidden += update
+        inputs = {"qkv": x, "o": attended, "gate_up": y, "down": inner}
+        return {name: _mean_square(value) for name, value in inputs.items()}
+
+    def head(self, final_norm: Floats) -> Floats:
+        """``[hidden]`` mean squares of the head's input."""
+        return _mean_square(self._norm(self._hidden, final_norm))
+
+    def _norm(self, x: Floats, weight: Floats) -> Floats:
+        mean = np.square(x).mean(axis=-1, keepdims=True)
+        return x / np.sqrt(mean + np.float32(self._config.norm_eps)) * weight
+
+    def _attend(self, x: Floats, index: int, tensors: Mapping[str, Floats]) -> Floats:
+        config = self._config
+        q, k, v = (
+            _project(x, tensors, part).reshape(*x.shape[:2], heads, config.head_dim)
+            for part, heads in zip(
+                "qkv", (config.num_heads, config.num_kv_heads, config.num_kv_heads), strict=True
+            )
+        )
+        if config.has_qk_norm:
+            q, k = self._norm(q, tensors["q_norm"]), self._norm(k, tensors["k_norm"])
+        is_sliding = config.layer_types[index] == "sliding"
+        rope = config.local_rope if is_sliding and config.local_rope else config.rope
+        q, k = self._rotate(q, rope), self._rotate(k, rope)
+        group = config.num_heads // config.num_kv_heads
+        k, v = np.repeat(k, group, axis=2), np.repeat(v, group, axis=2)
+        scores = np.einsum("sqhd,skhd->shqk", q, k, optimize=True)
+        distance = np.subtract.outer(np.arange(x.shape[1]), np.arange(x.shape[1]))
+        window = config.sliding_window if is_sliding and config.sliding_window else x.shape[1]
+        is_seen = (distance >= 0) & (distance < window)
+        scores = np.where(is_seen, scores * np.float32(config.attention_scale), np.float32(-1e30))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        attended = np.einsum("shqk,skhd->sqhd", weights, v, optimize=True)
+        return np.ascontiguousarray(attended).reshape(*x.shape[:2], -1)
+
+    def _rotate(self, x: Floats, rope: RopeConfig) -> Floats:
+        if rope not in self._rotary:
+            self._rotary[rope] = rotary_tables(rope, self._config.head_dim, x.shape[1])
+        cos, sin = (table[None, :, None, :] for table in self._rotary[rope])
+        first, second = np.split(x, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _activate(self, x: Floats) -> Floats:
+        if self._config.activation == "silu":
+            return x / (1 + np.exp(-np.clip(x, -80, None)))
+        inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
+        return np.float32(0.5) * x * (1 + np.tanh(inner))
+
+
+def _project(x: Floats, tensors: Mapping[str, Floats], part: str) -> Floats:
+    projected = x @ tensors[f"{part}_proj"].T
+    bias = tensors.get(f"{part}_bias")
+    return projected if bias is None else projected + bias
+
+
+def _mean_square(x: Floats) -> Floats:
+    mean: Floats = np.square(x, dtype=np.float32).reshape(-1, x.shape[-1]).mean(axis=0)
+    return mean
