@@ -79,10 +79,15 @@ class OpenedPair:
 class Session:
     """One conversation: what the target and the drafter have cached of it stays between turns."""
 
-    def __init__(self, pair: OpenedPair) -> None:
-        """Begin a conversation with models that others may use at the same time."""
+    def __init__(self, pair: OpenedPair, *, target: OnnxCausalLM | None = None) -> None:
+        """Begin a conversation with models that others may use at the same time.
+
+        Args:
+            pair: The models.
+            target: Runs the target in place of one made here; an observed one, for example.
+        """
         self.pair = pair
-        self._target = OnnxCausalLM(pair.target.graph)
+        self._target = target or OnnxCausalLM(pair.target.graph)
         self._proposer: Proposer | None = pair.new_proposer()
 
     @property

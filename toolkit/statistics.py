@@ -10,6 +10,21 @@ from .bridge.vocabulary import Vocabulary
 from .memory import peak_rss_bytes
 from .speculative import Round
 
+_SUMS = (
+    "num_responses",
+    "num_prefilled",
+    "num_tokens",
+    "num_bytes",
+    "proposed",
+    "accepted",
+    "tested",
+    "prefill_s",
+    "first_token_s",
+    "draft_model_s",
+    "verify_s",
+    "round_s",
+)
+
 
 class DecodeStats:
     """Adds up rounds, of one response or of several."""
@@ -74,6 +89,18 @@ class DecodeStats:
             counts += [0] * (verdict.num_tested - len(counts))
             for i in range(number):
                 counts[i] += 1
+
+    def add(self, other: "DecodeStats") -> None:
+        """Count the rounds that `other` counted, as if they had been recorded here."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, theirs in (
+            (self._tested_at, other._tested_at),
+            (self._accepted_at, other._accepted_at),
+        ):
+            mine += [0] * (len(theirs) - len(mine))
+            for i, number in enumerate(theirs):
+                mine[i] += number
 
     @property
     def rounds(self) -> int:

@@ -1,0 +1,96 @@
+"""Prompts to measure and to verify with: the user's own file, or the built-in set."""
+
+import importlib.resources
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import PromptError
+
+BUILTIN_FILE = "bench_prompts.jsonl"
+NO_TASK = "other"
+"""Task of a prompt whose row names none."""
+RESERVED_TASK = "all"
+"""The name of the summary over every task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPrompt:
+    """One prompt and the task that its results are grouped under."""
+
+    prompt: str
+    task: str = NO_TASK
+
+
+def builtin_prompts() -> list[TaskPrompt]:
+    """Eight short prompts each for chat, maths, code and summarising, written for this project."""
+    file = importlib.resources.files("omnidraft_npu.calib_data") / BUILTIN_FILE
+    return list(_read_rows(file.read_text(encoding="utf-8"), BUILTIN_FILE))
+
+
+def read_prompts(path: Path) -> list[TaskPrompt]:
+    """The prompts of a file, in its order.
+
+    Args:
+        path: UTF-8. A `.txt` file is one prompt; any other has a JSON object a line, with
+            `prompt` and, where results are to be grouped, `task`. Empty lines are skipped.
+
+    Raises:
+        PromptError: the file is missing, not UTF-8 or holds no prompt, or a row is not such
+            an object; the message names its line.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{path} is not UTF-8 text (byte {error.start} is "
+            f"0x{error.object[error.start]:02x}): convert it first"
+        ) from error
+    if path.suffix == ".txt":
+        prompts = [TaskPrompt(prompt=text)] if text.strip() else []
+    else:
+        prompts = list(_read_rows(text, str(path)))
+    if not prompts:
+        raise PromptError(f'{path} holds no prompt: write a line like {{"prompt": "…"}} into it')
+    return prompts
+
+
+def _read_rows(text: str, where: str) -> Iterator[TaskPrompt]:
+    # Not splitlines: JSON strings may hold U+2028 and its like as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _read_row(line, f"{where}, line {number}")
+
+
+def _read_row(line: str, where: str) -> TaskPrompt:
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise PromptError(
+            f'{where} is not JSON ({error}): a row is an object like {{"prompt": "…", "task": "…"}}'
+        ) from error
+    if not isinstance(row, dict):
+        raise PromptError(f'{where} is not an object: write {{"prompt": "…"}}')
+    prompt, task = row.get("prompt"), row.get("task", NO_TASK)
+    if not isinstance(prompt, str) or not prompt:
+        found = "has no 'prompt'" if "prompt" not in row else f"has the prompt {prompt!r}"
+        raise PromptError(f"{where} {found}: 'prompt' must be a text that is not empty")
+    if not isinstance(task, str) or not task or task == RESERVED_TASK:
+        raise PromptError(
+            f"{where} has the task {task!r}: 'task' must be a text other than {RESERVED_TASK!r}"
+        )
+    if not _is_unicode(prompt):
+        raise PromptError(f"{where} holds half of a surrogate pair: save it as UTF-8")
+    return TaskPrompt(prompt=prompt, task=task)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
