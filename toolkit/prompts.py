@@ -2,7 +2,7 @@
 
 import importlib.resources
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,17 @@ def read_prompts(path: Path) -> list[TaskPrompt]:
     if not prompts:
         raise PromptError(f'{path} holds no prompt: write a line like {{"prompt": "…"}} into it')
     return prompts
+
+
+def first_of_each(prompts: Sequence[TaskPrompt], num_prompts: int) -> list[TaskPrompt]:
+    """The first `num_prompts` of every task, in the order given."""
+    kept: list[TaskPrompt] = []
+    counts: dict[str, int] = {}
+    for prompt in prompts:
+        counts[prompt.task] = counts.get(prompt.task, 0) + 1
+        if counts[prompt.task] <= num_prompts:
+            kept.append(prompt)
+    return kept
 
 
 def _read_rows(text: str, where: str) -> Iterator[TaskPrompt]:

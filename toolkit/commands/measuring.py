@@ -1,0 +1,57 @@
+"""What `verify` and `bench` share: prompts, draft lengths, encoding."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..prompts import TaskPrompt, builtin_prompts, first_of_each, read_prompts
+
+if TYPE_CHECKING:
+    from omnidraft_npu.runtime.session import Session
+
+BUILTIN_PER_TASK = 2
+"""Of the eight built-in prompts of a task, how many are used unless more are asked for."""
+
+
+class DraftLengths(click.ParamType):
+    """One or several numbers of draft tokens, as in ``1,2,4``."""
+
+    name = "integers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The numbers in rising order, each once."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            lengths = tuple(sorted({int(part) for part in str(value).split(",")}))
+        except ValueError:
+            self.fail(f"{value!r} is not a number or a list like 1,2,4,8", param, ctx)
+        if lengths[0] < 1:
+            self.fail(f"{lengths[0]} is not a draft length: use 1 or more", param, ctx)
+        return lengths
+
+
+def load_prompts(path: Path | None, per_task: int | None) -> list[TaskPrompt]:
+    """The prompts of a file, or of the built-in set, at most `per_task` of each task.
+
+    Raises:
+        PromptError: see `read_prompts`.
+    """
+    if path is not None:
+        prompts = read_prompts(path)
+        return prompts if per_task is None else first_of_each(prompts, per_task)
+    return first_of_each(builtin_prompts(), per_task or BUILTIN_PER_TASK)
+
+
+def use_raw_prompts(session: "Session", raw: bool) -> bool:
+    """Whether prompts are given bare: asked for, or there is no chat template (told on stderr)."""
+    if not raw and not session.has_chat_template:
+        click.echo(
+            f"{session.target_name} has no chat template: prompts are continued as they are",
+            err=True,
+        )
+        return True
+    return raw
