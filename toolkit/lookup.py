@@ -16,7 +16,7 @@ class PromptLookup:
         Saxena 2023, "Prompt lookup decoding" (there the first occurrence counts).
     """
 
-    def __init__(self, *, min_ngram: int = 2, max_ngram: int = 5) -> None:
+    def __init__(self, *, min_ngram: int = 1, max_ngram: int = 4) -> None:
         """Look for n-grams of `max_ngram` down to `min_ngram` tokens.
 
         Raises:
