@@ -1,6 +1,8 @@
 """What a decoded response cost and what drafting gained; every metric is defined here once."""
 
+import copy
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -49,6 +51,7 @@ class DecodeStats:
         self.round_s: list[float] = []
         self._tested_at: list[int] = []
         self._accepted_at: list[int] = []
+        self._by_proposer: Counter[tuple[str, str]] = Counter()
 
     def follow(self, rounds: Iterable[Round], num_prefilled: int) -> Iterator[Round]:
         """Pass on the rounds of one response and count them.
@@ -89,9 +92,26 @@ class DecodeStats:
             counts += [0] * (verdict.num_tested - len(counts))
             for i in range(number):
                 counts[i] += 1
+        if one.num_proposed:
+            counts_of = {
+                "rounds": 1,
+                "proposed": one.num_proposed,
+                "accepted": verdict.num_accepted,
+            }
+            self._by_proposer.update({(one.source, name): n for name, n in counts_of.items()})
 
-    def add(self, other: "DecodeStats") -> None:
-        """Count the rounds that `other` counted, as if they had been recorded here."""
+    @classmethod
+    def sum(cls, parts: Iterable["DecodeStats"]) -> "DecodeStats":
+        """New statistics of all rounds that `parts`, at least one, have counted."""
+        first, *others = parts
+        total = copy.copy(first)
+        total._tested_at, total._accepted_at = list(first._tested_at), list(first._accepted_at)
+        total._by_proposer = Counter(first._by_proposer)
+        for other in others:
+            total._add(other)
+        return total
+
+    def _add(self, other: "DecodeStats") -> None:
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, theirs in (
@@ -101,6 +121,7 @@ class DecodeStats:
             mine += [0] * (len(theirs) - len(mine))
             for i, number in enumerate(theirs):
                 mine[i] += number
+        self._by_proposer.update(other._by_proposer)
 
     @property
     def rounds(self) -> int:
@@ -117,6 +138,13 @@ class DecodeStats:
         """Conditional acceptance of the first, second, ... draft token of a round."""
         pairs = zip(self._accepted_at, self._tested_at, strict=True)
         return tuple(accepted / tested for accepted, tested in pairs)
+
+    @property
+    def by_proposer(self) -> dict[str, dict[str, int]]:
+        """Rounds with a proposal, proposed and accepted tokens of each proposer, by its name."""
+        sources = sorted({source for source, _ in self._by_proposer})
+        names = ("rounds", "proposed", "accepted")
+        return {s: {name: self._by_proposer[s, name] for name in names} for s in sources}
 
     def to_json(self, *, speedup: float | None = None) -> dict[str, Any]:
         """Every metric by name; None for one that has nothing to be computed from.
@@ -150,6 +178,7 @@ class DecodeStats:
             "round_s_p95": p95,
             "peak_rss_bytes": peak_rss_bytes(),
             **self._providers,
+            "by_proposer": self.by_proposer,
         }
 
     def summary(self) -> str:
@@ -158,16 +187,22 @@ class DecodeStats:
             return "no tokens decoded"
         rate = f"{self.num_tokens} tokens, {self.num_tokens / max(self.decode_s, 1e-9):.1f} tok/s"
         where = f"target on {self._providers['target_provider']}"
-        if self._providers["draft_provider"] is None:
+        drafter = self._providers["draft_provider"]
+        if drafter is None and not self.proposed:
             return f"{rate}, without drafting; {where}"
         stats = self.to_json()
         accepted = f"{self.accepted} of {self.proposed} draft tokens accepted"
+        if len(by_proposer := self.by_proposer) > 1:
+            accepted += "".join(
+                f", {counts['accepted']} of {counts['proposed']} by {source}"
+                for source, counts in by_proposer.items()
+            )
         shares = ", ".join(
             f"{name} {100 * stats[f'{name}_share']:.0f} %" for name in ("draft", "verify", "bridge")
         )
         return (
             f"{rate}, {stats['mean_acceptance_length']:.2f} tokens a round ({accepted}); "
-            f"time: {shares}; drafter on {self._providers['draft_provider']}, {where}"
+            f"time: {shares}; {f'drafter on {drafter}' if drafter else 'no drafter'}, {where}"
         )
 
 

@@ -36,10 +36,13 @@ NAMES = [
     "peak_rss_bytes",
     "draft_provider",
     "target_provider",
+    "by_proposer",
 ]
 
 
-def one_round(token_ids, num_proposed, num_accepted, num_tested, seconds=1.0):
+def one_round(
+    token_ids, num_proposed, num_accepted, num_tested, seconds=1.0, source="model"
+):
     return Round(
         verdict=Verdict(token_ids=token_ids, num_accepted=num_accepted, num_tested=num_tested),
         num_proposed=num_proposed,
@@ -47,6 +50,7 @@ def one_round(token_ids, num_proposed, num_accepted, num_tested, seconds=1.0):
         draft_model_s=0.25 * seconds,
         verify_s=0.6 * seconds,
         total_s=seconds,
+        source=source,
     )
 
 
@@ -92,7 +96,8 @@ def test_nothing_decoded_gives_no_numbers(target):
     stats = DecodeStats(target, target_provider="cpu")
     shown = stats.to_json()
     assert shown["rounds"] == shown["proposed"] == shown["accepted"] == 0
-    numbers = set(NAMES) - {"rounds", "proposed", "accepted", "peak_rss_bytes", "target_provider"}
+    counts = {"rounds", "proposed", "accepted", "by_proposer"}
+    numbers = set(NAMES) - counts - {"peak_rss_bytes", "target_provider"}
     assert all(shown[name] is None for name in numbers)
     assert stats.summary() == "no tokens decoded"
 
@@ -147,3 +152,29 @@ def test_a_response_without_rounds_is_no_response(target):
     assert list(stats.follow(iter([]), 3)) == []
     assert stats.to_json()["ttft_s"] is None
     assert np.isclose(stats.prefill_s, 0.0)
+
+
+def test_who_proposed_what_was_accepted_is_told_apart(target):
+    stats = DecodeStats(target, target_provider="cpu", draft_provider="npu")
+    for one in (
+        one_round((3, 4, 5), 4, 2, 3),
+        one_round((3,), 0, 0, 0),  # proposed nothing: nobody's round
+        one_round((3, 4), 4, 1, 2, source="lookup"),
+        one_round((3,), 2, 0, 1, source="lookup"),
+    ):
+        stats.record(one)
+    total = DecodeStats.sum([stats, stats])
+    assert stats.to_json()["by_proposer"] == {
+        "lookup": {"rounds": 2, "proposed": 6, "accepted": 1},
+        "model": {"rounds": 1, "proposed": 4, "accepted": 2},
+    }
+    assert total.by_proposer["lookup"] == {"rounds": 4, "proposed": 12, "accepted": 2}
+    assert stats.by_proposer["lookup"]["rounds"] == 2
+    assert "3 of 10 draft tokens accepted, 1 of 6 by lookup, 2 of 4 by model" in stats.summary()
+
+
+def test_lookup_alone_is_drafting_without_a_drafter(target):
+    stats = DecodeStats(target, target_provider="cpu")
+    stats.record(one_round((3, 4), 4, 1, 2, source="lookup"))
+    assert "1 of 4 draft tokens accepted)" in stats.summary()
+    assert "no drafter, target on cpu" in stats.summary()
