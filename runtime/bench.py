@@ -1,0 +1,152 @@
+"""Measure a target alone and with drafts, on the same prompts in the same run."""
+
+import dataclasses
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from omnidraft_npu.config import DecodeConfig
+from omnidraft_npu.memory import peak_rss_bytes
+from omnidraft_npu.statistics import DecodeStats
+
+from .session import Session, open_session
+
+_WARM_UP_TOKENS = 8
+
+
+class Report(Protocol):
+    """Told of a stage's name, the items done and their total."""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One response to one prompt."""
+
+    token_ids: tuple[int, ...]
+    stats: DecodeStats
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decode speed; everything but prefill."""
+        return self.stats.num_tokens / self.stats.decode_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Repeated responses to one prompt under one setting."""
+
+    runs: tuple[Run, ...]
+    peak_rss_bytes: int | None
+    """Of the process, when the last run had ended."""
+
+    @property
+    def median(self) -> Run:
+        """The run of median decode speed, the slower of two middle ones."""
+        by_speed = sorted(self.runs, key=lambda run: run.tokens_per_s)
+        return by_speed[(len(by_speed) - 1) // 2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """Measurements, prompt by prompt in the order given."""
+
+    alone: tuple[Measurement, ...]
+    """The target without a drafter."""
+    drafted: dict[int, tuple[Measurement, ...]]
+    """By number of draft tokens."""
+    session: Session
+    """The one that drafted; says what ran where."""
+
+
+def measure(
+    bundle: Path,
+    encode: "Encode",
+    config: DecodeConfig,
+    draft_lengths: Sequence[int],
+    *,
+    target: str | None = None,
+    threads: int | None = None,
+    repeats: int = 3,
+    report: Report,
+) -> BenchResult:
+    """Decode every prompt `repeats` times with the target alone, then with each draft length.
+
+    The drafter is opened only after the target alone was measured. Every response starts
+    from an empty cache, and each setting has a warm-up of a few tokens.
+
+    Args:
+        bundle: The exported directory.
+        encode: Target ids of every prompt, given a session.
+        config: Limits; its `max_draft_tokens` is not used.
+        draft_lengths: Every k to measure.
+        target: Name of the target; None for the bundle's default.
+        threads: Threads of one operator.
+        repeats: Responses to each prompt.
+        report: Told of progress.
+
+    Raises:
+        BundleError, ConfigError, PromptError: see `open_session` and `Session.generate`.
+    """
+    session = open_session(bundle, target=target, threads=threads, use_drafter=False)
+    prompts = encode(session)
+    alone = _measure_setting(session, prompts, config, repeats, "target alone", report)
+    del session
+    gc.collect()
+    session = open_session(bundle, target=target, threads=threads)
+    drafted = {
+        k: _measure_setting(
+            session,
+            prompts,
+            dataclasses.replace(config, max_draft_tokens=k),
+            repeats,
+            f"draft tokens {k}",
+            report,
+        )
+        for k in draft_lengths
+    }
+    return BenchResult(alone=alone, drafted=drafted, session=session)
+
+
+class Encode(Protocol):
+    """Turns the prompts into ids, once a session with the tokenizer is there."""
+
+    def __call__(self, session: Session) -> list[list[int]]:
+        """Target ids of every prompt."""
+        ...
+
+
+def _measure_setting(
+    session: Session,
+    prompts: Sequence[Sequence[int]],
+    config: DecodeConfig,
+    repeats: int,
+    stage: str,
+    report: Report,
+) -> tuple[Measurement, ...]:
+    few = min(_WARM_UP_TOKENS, config.max_new_tokens)
+    _decode(session, prompts[0], dataclasses.replace(config, max_new_tokens=few))
+    runs: list[list[Run]] = [[] for _ in prompts]
+    total = repeats * len(prompts)
+    for repeat in range(repeats):
+        for i, prompt in enumerate(prompts):
+            runs[i].append(_decode(session, prompt, config))
+            report(stage, repeat * len(prompts) + i + 1, total)
+    peak = peak_rss_bytes()
+    return tuple(Measurement(runs=tuple(one), peak_rss_bytes=peak) for one in runs)
+
+
+def _decode(session: Session, prompt: Sequence[int], config: DecodeConfig) -> Run:
+    session.reset()
+    token_ids: list[int] = []
+    last = None
+    for last in session.generate(prompt, config):
+        token_ids += last.token_ids
+    assert last is not None, "a response has at least one round"
+    return Run(token_ids=tuple(token_ids), stats=last.stats)
+

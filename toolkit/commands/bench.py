@@ -1,0 +1,219 @@
+"""`omnidraft-npu bench`: what drafting gains on this machine."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ConfigError, StoreError
+from .measuring import DraftLengths, load_prompts, use_raw_prompts
+from .progress import stage_progress
+
+if TYPE_CHECKING:
+    from omnidraft_npu.manifest import ModelEntry
+    from omnidraft_npu.runtime.bench import BenchResult
+    from omnidraft_npu.runtime.session import Session
+
+    from ..config import DecodeConfig
+    from ..prompts import TaskPrompt
+
+
+@click.command(name="bench")
+@click.option("-b", "--bundle", required=True, type=click.Path(path_type=Path))
+@click.option("--target", help="Which target of the bundle [default: its first].")
+@click.option(
+    "--prompts",
+    "prompts_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help='Rows {"prompt", "task"} in a JSONL file, or one prompt in a .txt [default: built-in].',
+)
+@click.option("--per-task", type=click.IntRange(min=1), help="At most so many prompts of a task.")
+@click.option("--max-new-tokens", default=64, show_default=True, help="Most tokens per response.")
+@click.option(
+    "--draft-tokens",
+    type=DraftLengths(),
+    default="1,2,4,8",
+    show_default=True,
+    help="Draft lengths to measure.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Responses to each prompt; medians of fewer than 3 mean little.",
+)
+@click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
+@click.option("--raw", is_flag=True, help="Give the model bare prompts, without a chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw acceptance and speed-up into a PNG file (extra `plots`).",
+)
+def command(
+    bundle: Path,
+    target: str | None,
+    prompts_file: Path | None,
+    per_task: int | None,
+    max_new_tokens: int,
+    draft_tokens: tuple[int, ...],
+    repeats: int,
+    threads: int | None,
+    raw: bool,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Measure acceptance and speed-up, task by task and draft length by draft length.
+
+    The target decodes alone first, with the drafter not even loaded; then with each draft
+    length. Decode speed leaves prefill out. The speed-up is the ratio of decode speeds in
+    this same run, as a geometric mean over prompts. Texts that differ are told.
+
+    \b
+    Examples:
+      omnidraft-npu bench -b bundle
+      omnidraft-npu bench -b bundle --prompts mine.jsonl --draft-tokens 4 --json
+      omnidraft-npu bench -b bundle --per-task 8 --plot bench.png
+    """
+    from ..config import DecodeConfig
+
+    if plot is not None:
+        from ..plots import require_matplotlib
+
+        require_matplotlib()
+        if not plot.absolute().parent.is_dir():
+            raise ConfigError(f"the folder of --plot {plot} does not exist: make it first")
+    config = DecodeConfig(max_new_tokens=max_new_tokens)
+    prompts = load_prompts(prompts_file, per_task)
+
+    from omnidraft_npu.runtime.bench import measure
+
+    def encode(session: "Session") -> list[list[int]]:
+        is_raw = use_raw_prompts(session, raw)
+        return [session.encode(one.prompt, raw=is_raw) for one in prompts]
+
+    with stage_progress() as report:
+        result = measure(
+            bundle,
+            encode,
+            config,
+            draft_tokens,
+            target=target,
+            threads=threads,
+            repeats=repeats,
+            report=report,
+        )
+    document = _document(result, prompts, config, repeats=repeats, threads=threads)
+    if as_json:
+        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+    else:
+        _print_table(document)
+    _tell_differences(document)
+    if plot is not None:
+        _write_plot(document, plot)
+
+
+def _document(
+    result: "BenchResult",
+    prompts: "list[TaskPrompt]",
+    config: "DecodeConfig",
+    *,
+    repeats: int,
+    threads: int | None,
+) -> dict[str, Any]:
+    from omnidraft_npu.runtime.bench_report import rows_of, summary_of
+
+    from ..machine import describe_machine
+
+    pair = result.session.pair
+    assert pair.drafter is not None, "the session that drafted has a drafter"
+    rows = rows_of(result, prompts)
+    environment = {
+        **describe_machine(),
+        "target": _describe_model(pair.target.entry),
+        "drafter": _describe_model(pair.drafter.entry),
+        "target_provider": result.session.target_provider,
+        "draft_provider": result.session.draft_provider,
+        "threads": threads,
+        "draft_tokens": list(result.drafted),
+        "max_new_tokens": config.max_new_tokens,
+        "repeats": repeats,
+    }
+    return {
+        "schema_version": 1,
+        "environment": environment,
+        "rows": rows,
+        "summary": summary_of(result, prompts, rows),
+    }
+
+
+def _describe_model(entry: "ModelEntry") -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "source": entry.source,
+        "architecture": entry.architecture,
+        "precision": entry.graphs["cpu"].precision,
+    }
+
+
+def _print_table(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    environment = document["environment"]
+    table = Table(
+        title=f"{environment['drafter']['name']} drafts for {environment['target']['name']} "
+        f"({environment['target']['precision']}, {environment['target_provider']})"
+    )
+    for name in ("task", "k", "accepted", "of tested", "tokens a round", "bytes a round"):
+        table.add_column(name, justify="left" if name == "task" else "right")
+    for name in ("tok/s alone", "tok/s", "speed-up", "draft", "verify", "bridge", "ttft"):
+        table.add_column(name, justify="right")
+    for task, group in document["summary"].items():
+        alone = group["target_alone"]["decode_tokens_per_s"]
+        for k, row in group["by_draft_tokens"].items():
+            table.add_row(
+                task,
+                k,
+                _percent(row["acceptance_rate"]),
+                _percent(row["conditional_acceptance"]),
+                f"{row['mean_acceptance_length']:.2f}",
+                f"{row['bytes_per_target_forward']:.1f}",
+                f"{alone:.1f}",
+                f"{row['decode_tokens_per_s']:.1f}",
+                f"{row['speedup']:.2f}x",
+                *(_percent(row[f"{part}_share"]) for part in ("draft", "verify")),
+                _percent(row["bridge_share"], 1),
+                f"{1000 * row['ttft_s']:.0f} ms",
+            )
+        table.add_section()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(table)
+
+
+def _percent(part: float | None, digits: int = 0) -> str:
+    return "–" if part is None else f"{100 * part:.{digits}f} %"
+
+
+def _tell_differences(document: dict[str, Any]) -> None:
+    wrong = [row for row in document["rows"] if not row["is_equal"]]
+    if wrong:
+        click.echo(
+            f"{len(wrong)} of {len(document['rows'])} texts differ from the target's own: "
+            "run `omnidraft-npu verify` on these prompts",
+            err=True,
+        )
+
+
+def _write_plot(document: dict[str, Any], path: Path) -> None:
+    from ..plots import plot_bench
+
+    try:
+        plot_bench(document, path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    click.echo(f"wrote {path}", err=True)

@@ -1,0 +1,42 @@
+"""What this machine and this installation are, for records of measurements."""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+
+_PACKAGES = ("numpy", "onnxruntime", "onnxruntime-qnn", "tokenizers")
+
+
+def describe_machine() -> dict[str, Any]:
+    """System, processor and versions by name; None for a package that is not installed."""
+    return {
+        "omnidraft_npu": __version__,
+        "python": platform.python_version(),
+        **{name.replace("-", "_"): _version(name) for name in _PACKAGES},
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cpu": _cpu_name(),
+        "num_cpus": os.cpu_count(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if sys.platform == "linux" and info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
