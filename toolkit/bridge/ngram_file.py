@@ -1,0 +1,166 @@
+"""Where the learned spellings of one pair of tokenizers are kept between runs."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import BundleError
+from ..files import atomic_path
+from .ngram_cache import DEFAULT_MAX_BYTES
+from .ngram_entries import NgramEntries
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+_ARRAYS = ("token_ids", "offsets", "pieces", "uses")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairKey:
+    """Content hashes of the two tokenizers that an entry joins."""
+
+    drafter_sha256: str
+    target_sha256: str
+
+    def __str__(self) -> str:
+        return f"drafter {self.drafter_sha256[:12]}, target {self.target_sha256[:12]}"
+
+
+def write_entries(path: Path, entries: NgramEntries, key: PairKey) -> None:
+    """Write one safetensors file, atomically, marked with both tokenizers' content hashes."""
+    from safetensors.numpy import save_file
+
+    metadata = {
+        "format": "omnidraft-npu n-grams",
+        "format_version": str(FORMAT_VERSION),
+        "drafter_tokenizer_sha256": key.drafter_sha256,
+        "target_tokenizer_sha256": key.target_sha256,
+    }
+    with atomic_path(path) as temporary:
+        save_file({name: getattr(entries, name) for name in _ARRAYS}, temporary, metadata)
+
+
+def read_entries(path: Path) -> tuple[NgramEntries, PairKey]:
+    """The entries of a file, and the pair of tokenizers that they belong to.
+
+    Raises:
+        BundleError: the file is no n-gram cache, is damaged or of a newer format.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format_version") != str(FORMAT_VERSION):
+                raise ValueError(f"its format version is {metadata.get('format_version')}")
+            key = PairKey(
+                drafter_sha256=metadata["drafter_tokenizer_sha256"],
+                target_sha256=metadata["target_tokenizer_sha256"],
+            )
+            entries = NgramEntries(**{name: file.get_tensor(name) for name in _ARRAYS})
+        _check(entries)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise BundleError(
+            f"{path} is not an n-gram cache that this tool can read ({error}): move it away"
+        ) from error
+    return entries, key
+
+
+def _check(entries: NgramEntries) -> None:
+    """Refuse arrays that do not fit together."""
+    arrays = [getattr(entries, name) for name in _ARRAYS]
+    if any(array.dtype != np.int32 or array.ndim != 1 for array in arrays):
+        raise ValueError("its arrays are of another type")
+    fits = (
+        len(entries.offsets) == len(entries) + 1
+        and len(entries.uses) == len(entries) == len(np.unique(entries.token_ids))
+        and entries.offsets[0] == 0
+        and entries.offsets[-1] == len(entries.pieces)
+        and all((np.diff(entries.offsets) >= 2).tolist())
+        and min(entries.uses.min(initial=1) - 1, entries.token_ids.min(initial=0)) >= 0
+        and entries.pieces.min(initial=0) >= 0
+    )
+    if not fits:
+        raise ValueError("its arrays do not fit together")
+
+
+@dataclass(kw_only=True)
+class NgramStore:
+    """The cache file of one target. What goes wrong with it is said once, and decoding goes on."""
+
+    path: Path
+    """`state/ngrams/<target>.safetensors` of the bundle."""
+    key: PairKey
+    max_bytes: int = DEFAULT_MAX_BYTES
+    _told: set[str] = field(default_factory=set)
+
+    @property
+    def own_path(self) -> Path:
+        """Where this pair's entries are: beside `path` where that holds those of another pair."""
+        try:
+            _, key = read_entries(self.path)
+        except BundleError:
+            return self.path
+        if key == self.key:
+            return self.path
+        tag = f"{self.key.drafter_sha256[:8]}-{self.key.target_sha256[:8]}"
+        return self.path.with_name(f"{self.path.stem}.{tag}.safetensors")
+
+    def load(self) -> NgramEntries:
+        """The entries saved for this pair; none where there is no file that can be used."""
+        path = self.own_path
+        if path != self.path:
+            self._tell(
+                f"{self.path} was learned with other tokenizers: it is left as it is, "
+                f"{path.name} is used"
+            )
+        try:
+            return self._read(path)
+        except BundleError as error:
+            self._tell(f"starting without learned spellings: {error}")
+            return NgramEntries.EMPTY
+
+    def save(self, fresh: NgramEntries) -> None:
+        """Add entries to those saved, which others may have added to, and keep the budget.
+
+        A file that cannot be read is kept under another name.
+        """
+        if not len(fresh):
+            return
+        try:
+            path = self.own_path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                saved = self._read(path)
+            except BundleError:
+                path.replace(_free_name(path))
+                saved = NgramEntries.EMPTY
+            write_entries(path, saved.merged(fresh).pruned(self.max_bytes), self.key)
+        except OSError as error:
+            self._tell(
+                f"learned spellings cannot be saved ({error.strerror}: {self.path.parent}): "
+                "they are lost at the end of this run; make that folder writable to keep them"
+            )
+
+    def _read(self, path: Path) -> NgramEntries:
+        if not path.exists():
+            return NgramEntries.EMPTY
+        entries, key = read_entries(path)
+        if key != self.key:
+            raise BundleError(f"{path} was learned with other tokenizers ({key}): move it away")
+        return entries
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            logger.warning("%s", message)
+
+
+def _free_name(path: Path) -> Path:
+    """A name beside `path` that no file has."""
+    number = 1
+    while (free := path.with_name(f"{path.stem}.unreadable-{number}{path.suffix}")).exists():
+        number += 1
+    return free
