@@ -40,9 +40,7 @@ NAMES = [
 ]
 
 
-def one_round(
-    token_ids, num_proposed, num_accepted, num_tested, seconds=1.0, source="model"
-):
+def one_round(token_ids, num_proposed, num_accepted, num_tested, seconds=1.0, source="model"):
     return Round(
         verdict=Verdict(token_ids=token_ids, num_accepted=num_accepted, num_tested=num_tested),
         num_proposed=num_proposed,
