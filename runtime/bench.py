@@ -149,4 +149,3 @@ def _decode(session: Session, prompt: Sequence[int], config: DecodeConfig) -> Ru
         token_ids += last.token_ids
     assert last is not None, "a response has at least one round"
     return Run(token_ids=tuple(token_ids), stats=last.stats)
-

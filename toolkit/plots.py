@@ -85,7 +85,9 @@ def _draw_bars(
             color=colormaps["YlGnBu"](shade),
             zorder=2,
         )
-        axes.bar_label(bars, fmt=f"%.{digits}f", fontsize=8, padding=1, color=_INK)
+        labels = axes.bar_label(bars, fmt=f"%.{digits}f", fontsize=8, padding=2, color=_INK)
+        for label in labels:
+            label.set(zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})
     axes.set_xticks(range(len(summary)), list(summary))
     axes.grid(axis="y", color=_FAINT, zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
