@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from .lookup import PromptLookup
 from .proposal import Proposal
+from .sampling import Draw
 from .speculative import Proposer
 
 _FALLBACK = 0
@@ -36,14 +37,14 @@ class Cascade:
         self._begin_round()
         self._expected = dict(_FIRST_GUESS)
 
-    def propose(self, max_draft_tokens: int) -> Proposal:
+    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
         """A proposal of lookup or of the other; empty where that one has none."""
         _, num_matched = self._lookup.match()
         self._choice = min(num_matched, max(self._expected))
         if self._expected[self._choice] < self._expected[_FALLBACK]:
             self._choice = _FALLBACK
         chosen = self._fallback if self._choice == _FALLBACK else self._lookup
-        self._draft = chosen.propose(max_draft_tokens)
+        self._draft = chosen.propose(max_draft_tokens, draw)
         self._budget = max_draft_tokens
         return self._draft
 

@@ -1,8 +1,14 @@
 """What the user can choose about decoding; one frozen class a concern."""
 
+import math
 from dataclasses import dataclass
 
 from .errors import ConfigError
+
+
+def _check(is_right: bool, what: str, remedy: str) -> None:
+    if not is_right:
+        raise ConfigError(f"{what}: {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,13 +17,49 @@ class SamplingConfig:
 
     temperature: float = 0.0
     """0 decodes greedily."""
+    top_k: int = 0
+    """Only the most likely tokens are drawn; 0 for all."""
+    top_p: float = 1.0
+    """Only the fewest likeliest tokens that have this probability together."""
+    min_p: float = 0.0
+    """Only tokens with at least this share of the likeliest one's probability."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that the prompt or response holds and multiplies
+    the negative ones; 1 does nothing. Applies to greedy decoding too."""
+    seed: int | None = None
+    """Of the random numbers; None draws others every time."""
 
     def __post_init__(self) -> None:
-        if self.temperature != 0.0:
-            raise ConfigError(
-                f"temperature {self.temperature} is not supported yet: only greedy decoding is. "
-                "Use --temperature 0"
-            )
+        _check(
+            0.0 <= self.temperature < math.inf,
+            f"temperature is {self.temperature}, must be 0 or more",
+            "use --temperature 0 for greedy decoding, 1 for the model's own probabilities",
+        )
+        _check(
+            self.top_k >= 0,
+            f"top_k is {self.top_k}, must not be negative",
+            "use --top-k 0 for all tokens",
+        )
+        _check(
+            0.0 < self.top_p <= 1.0,
+            f"top_p is {self.top_p}, must be above 0 and at most 1",
+            "use --top-p 1 for all tokens",
+        )
+        _check(
+            0.0 <= self.min_p <= 1.0,
+            f"min_p is {self.min_p}, must be from 0 to 1",
+            "use --min-p 0 for all tokens",
+        )
+        _check(
+            0.0 < self.repetition_penalty < math.inf,
+            f"repetition_penalty is {self.repetition_penalty}, must be above 0",
+            "use --repetition-penalty 1 for none",
+        )
+        _check(
+            self.seed is None or self.seed >= 0,
+            f"seed is {self.seed}, must not be negative",
+            "use --seed 0 or more",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

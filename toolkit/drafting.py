@@ -5,7 +5,8 @@ from collections.abc import Sequence, Set
 
 from .bridge.following import Bridge
 from .bridge.walk import Walk
-from .proposal import Proposal
+from .proposal import Proposal, Rule
+from .sampling import Draw
 from .speculative import CausalLM, Logits
 
 _MAX_SCORED = 16
@@ -30,6 +31,7 @@ class ModelDrafter:
         walk: Walk,
         *,
         end_token_ids: Set[int] = frozenset(),
+        rule: Rule = "lossless",
     ) -> None:
         """Draft with these parts.
 
@@ -38,11 +40,13 @@ class ModelDrafter:
             bridge: The target's context in the drafter's pieces.
             walk: The drafter's pieces as target tokens.
             end_token_ids: Target ids that end a response.
+            rule: How the target verifies the proposals.
         """
         self._model = model
         self._bridge = bridge
         self._walk = walk
         self._end_token_ids = end_token_ids
+        self._rule: Rule = rule
         self._cached: list[int] = []
         """Pieces in the model's cache."""
         self._settled = 0
@@ -65,7 +69,7 @@ class ModelDrafter:
         """Extend the context by what the target decided."""
         self._settled = min(self._settled, self._bridge.extend(token_ids))
 
-    def propose(self, max_draft_tokens: int) -> Proposal:
+    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
         """Draw up to `max_draft_tokens` pieces and give the target tokens that they spell.
 
         Empty where there is no context to draft from, it does not fit into the model, or
@@ -77,13 +81,17 @@ class ModelDrafter:
         room = self._model.context_length - len(self._cached) - len(missing) + 1
         num_pieces = min(max_draft_tokens, room) if missing else 0
         for _ in range(num_pieces):
-            piece = walk.step(self._score(missing))
+            piece = walk.step(self._score(missing), draw)
             if piece is None or (walk.token_ids and walk.token_ids[-1] in self._end_token_ids):
                 break
             missing = [piece]
         walk.finish()
         return Proposal(
-            token_ids=tuple(walk.token_ids), walk=tuple(walk.visits), model_s=self._model_s
+            token_ids=tuple(walk.token_ids),
+            walk=tuple(walk.visits),
+            trie=walk.trie,
+            rule=self._rule,
+            model_s=self._model_s,
         )
 
     def _score(self, pieces: Sequence[int]) -> Logits:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from .proposal import Proposal
+from .sampling import Draw
 
 
 class PromptLookup:
@@ -52,7 +53,7 @@ class PromptLookup:
             self._replaced.append(replaced)
             self._tokens.append(int(token_id))
 
-    def propose(self, max_draft_tokens: int) -> Proposal:
+    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
         """The tokens after the match; empty where there is none.
 
         A match that overlaps the end of the context goes on as a repetition.

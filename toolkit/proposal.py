@@ -1,13 +1,57 @@
 """What a proposer offers in one round."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+ROOT = 0
+"""Node of a trie where every spelling begins."""
+
 STOP = -1
-"""Branch of a trie node that ends the token there."""
+"""Branch of a trie node that ends the token there; the last one of an array of branches."""
+
+Rule = Literal["lossless", "paper"]
+
+Ids = npt.NDArray[np.int32]
+Probs = npt.NDArray[Any]
+"""Probabilities or weights, float32 or float64; the tests' are exact fractions."""
+
+
+class PieceTrie(Protocol):
+    """Target tokens spelled in drafter pieces; node 0 is the root.
+
+    Every node leads to at least one token. What a walk recorded refers to the trie as it
+    was in that round, so a trie that learns may change between rounds only.
+    """
+
+    @property
+    def aliases(self) -> Ids:
+        """``[aliases, 2]`` pieces each with the root piece that it stands for."""
+        ...
+
+    @property
+    def root_tokens(self) -> Ids:
+        """``[children of the root]`` preferred target id that ends at each, -1 where none does."""
+        ...
+
+    def children(self, node: int) -> tuple[Ids, Ids]:
+        """Pieces that lead on from a node, rising, and the nodes that they lead to."""
+        ...
+
+    def tokens(self, node: int) -> Ids:
+        """Target ids that end at a node, the preferred one first."""
+        ...
+
+    def subtree_tokens(self, node: int) -> Ids:
+        """Target ids whose path goes through a node or ends there."""
+        ...
+
+    def branch_masses(self, node: int, weights: Probs) -> Probs:
+        """``[children + 1]`` sums of ``[vocab]`` weights over the tokens under each child, then
+        over those that end at the node; at the root over those that have no spelling."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,22 +61,29 @@ class Visit:
     node: int
     branch: int
     """Index among the node's children, or `STOP`."""
-    child_probs: npt.NDArray[np.float32] | None = None
-    """``[children]`` the law the branch was drawn from, over the node's children; the rest of
-    the mass is on STOP. None: all of it was on `branch`, as in greedy drafting."""
+    branch_probs: Probs | None = None
+    """``[children + 1]`` the law the branch was drawn from: each child, then STOP (0 at the
+    root). None: all of it was on `branch`, as in greedy drafting."""
+
+    @property
+    def branch_prob(self) -> Any:
+        """Probability that `branch` was drawn with."""
+        return 1 if self.branch_probs is None else self.branch_probs[self.branch]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """Draft tokens of one round, in target ids.
-
-    For greedy decoding the tokens alone decide. The walk says how each was drawn.
-    """
+    """Draft tokens of one round, in target ids, and how each was drawn."""
 
     token_ids: tuple[int, ...]
     walk: tuple[tuple[Visit, ...], ...] = ()
     """Per token the branchings from the root to STOP at its node; a leaf, where nothing
-    branches, has none. Empty where no trie was used."""
+    branches, has none. Of a token without any, or past the end, all the draft law was on
+    that token. One more than tokens: a run of pieces that had not become a token."""
+    trie: PieceTrie | None = None
+    """What the walk's nodes are nodes of; None without a walk."""
+    rule: Rule = "lossless"
+    """How the walk is verified; `paper` preserves the target's law only approximately."""
     model_s: float = 0.0
     """Seconds spent in the drafter's forward passes."""
     source: str = "model"

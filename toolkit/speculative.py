@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .config import DecodeConfig
 from .proposal import Proposal
+from .sampling import Draw, TargetLaw
 from .verification import Verdict, verify
 
 Logits = npt.NDArray[np.float32]
@@ -56,8 +57,12 @@ class Proposer(Protocol):
         """Follow a new context of target ids; state of an earlier one may be reused, never seen."""
         ...
 
-    def propose(self, max_draft_tokens: int) -> Proposal:
-        """At most `max_draft_tokens` target tokens to come after the context; may be empty."""
+    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
+        """At most `max_draft_tokens` target tokens to come after the context; may be empty.
+
+        How many may depend on the budget and on what was drawn, never on the target. What
+        is drawn at random is drawn with `draw`; None drafts greedily.
+        """
         ...
 
     def observe(self, token_ids: Sequence[int]) -> None:
@@ -106,6 +111,11 @@ def generate(
     length = len(prompt)
     last = int(prompt[-1])
     end = min(length + config.max_new_tokens, target.context_length)
+    sampling = config.sampling
+    law, draw, rng = TargetLaw(sampling, prompt), None, None
+    if sampling.temperature > 0:
+        rng = np.random.default_rng(sampling.seed)
+        draw = Draw(temperature=sampling.temperature, rng=rng)
     target.prefill(prompt[target.length : -1])
     if proposer is not None:
         proposer.begin(prompt)
@@ -115,12 +125,14 @@ def generate(
         budget = min(config.max_draft_tokens, end - length - 1)
         proposal = Proposal.EMPTY
         if proposer is not None and budget > 0:
-            proposal = proposer.propose(budget)
+            proposal = proposer.propose(budget, draw)
         drafted = time.perf_counter()
         logits = target.score([last, *proposal.token_ids])
         scored = time.perf_counter()
-        verdict = verify(proposal, logits).until(config.stop_token_ids)
+        rows = law.rows(logits, proposal.token_ids)
+        verdict = verify(proposal, rows, rng).until(config.stop_token_ids)
 
+        law.observe(verdict.token_ids)
         length += len(verdict.token_ids)
         last = verdict.token_ids[-1]
         target.rewind(length - 1)

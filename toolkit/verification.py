@@ -1,12 +1,26 @@
 """Decide a proposal: which drafts are kept, and the target token that follows them."""
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from .proposal import Proposal
+from .proposal import ROOT, STOP, Ids, PieceTrie, Probs, Proposal, Visit
+from .sampling import sample, total
+
+
+class TargetRows(Protocol):
+    """The target's next token before each draft of a round and after the last."""
+
+    def choice(self, row: int) -> int:
+        """The likeliest token; of equal ones the lowest id."""
+        ...
+
+    def weights(self, row: int) -> Probs:
+        """``[vocab]`` probabilities up to a factor."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +47,154 @@ class Verdict:
         return self
 
 
-def verify(proposal: Proposal, logits: npt.NDArray[np.float32]) -> Verdict:
-    """Keep the drafts that are the target's greedy choice and add one greedy token.
+def verify(proposal: Proposal, rows: TargetRows, rng: np.random.Generator | None) -> Verdict:
+    """Keep the drafts that survive and add one token of the target's own.
+
+    The tokens have the target's law whatever was drafted, unless the proposal's rule is
+    `paper`.
 
     Args:
         proposal: k draft tokens.
-        logits: ``[k + 1, vocab]`` of the target, row i before draft token i.
+        rows: The target's laws, row i before draft token i and row k after the last.
+        rng: For the coins and draws; None decides greedily.
 
     Returns:
-        A verdict of ``num_accepted + 1`` tokens; ties go to the lowest id.
-
-    Raises:
-        ValueError: the number of rows is not k + 1.
+        A verdict of ``num_accepted + 1`` tokens.
     """
-    k = len(proposal.token_ids)
-    if len(logits) != k + 1:
-        raise ValueError(f"{k} drafts need {k + 1} rows of logits, got {len(logits)}")
     emitted: list[int] = []
+    k = len(proposal.token_ids)
     for i in range(k + 1):
-        choice = int(np.argmax(logits[i]))
-        emitted.append(choice)
-        if i < k and choice != proposal.token_ids[i]:
+        token = rows.choice(i) if rng is None else _decide(proposal, i, rows.weights(i), rng)
+        emitted.append(token)
+        if i < k and token != proposal.token_ids[i]:
             return Verdict(token_ids=tuple(emitted), num_accepted=i, num_tested=i + 1)
     return Verdict(token_ids=tuple(emitted), num_accepted=k, num_tested=k)
+
+
+def _decide(proposal: Proposal, i: int, weights: Probs, rng: np.random.Generator) -> int:
+    """The token at place i: it has the target's law, and is draft token i as often as can be.
+
+    Where it is the draft token, the next row is the target's law after it, and the round
+    goes on; any other ends it.
+    """
+    visits = proposal.walk[i] if i < len(proposal.walk) else ()
+    token_id = proposal.token_ids[i] if i < len(proposal.token_ids) else None
+    if visits and proposal.trie is not None and proposal.rule == "lossless":
+        return walked_token(visits, proposal.trie, weights, rng)
+    if token_id is None:
+        return sample(weights, rng)
+    law = np.zeros_like(weights)
+    law[token_id] = 1
+    if visits and proposal.trie is not None:
+        law = _paper_law(visits, proposal.trie, token_id, law)
+    return _accepted_or_redrawn(token_id, law, weights, rng)
+
+
+def walked_token(
+    visits: tuple[Visit, ...], trie: PieceTrie, weights: Probs, rng: np.random.Generator
+) -> int:
+    """A token with the target's law, from one walk of the drafter through the trie.
+
+    At every node the drafter's branch is accepted with probability
+    ``min(1, tau / beta)``, where ``beta`` is the law it was drawn from and ``tau`` the target's
+    share of the branch among all tokens under the node; else a branch is drawn from
+    the positive part of ``tau - beta``, and a token under it ends the walk. What the walk
+    leaves open is drawn from the target's law.
+
+    Args:
+        visits: From the root on; the last one may leave the run open.
+        trie: What their nodes are nodes of.
+        weights: ``[vocab]`` the target's probabilities up to a factor.
+        rng: For coins and draws.
+    """
+    mass = total(weights)
+    for visit in visits:
+        branch_mass = total(weights[_branch_tokens(trie, visit.node, visit.branch)])
+        if not rng.random() * (visit.branch_prob * mass) < branch_mass:
+            return _redraw(visit, trie, weights, mass, rng)
+        mass = branch_mass
+    return _draw_among(_branch_tokens(trie, visits[-1].node, visits[-1].branch), weights, rng)
+
+
+def residual(target: Probs, draft: Probs) -> Probs:
+    """Weights to draw from after a draft was rejected: what accepting it has not yet covered.
+
+    Args:
+        target: ``[n]`` with some sum.
+        draft: ``[n]`` with the same sum.
+
+    Returns:
+        ``[n]`` ``max(0, target - draft)``; `target` where that is 0 everywhere, when
+        only rounding can have rejected.
+
+    Source:
+        Leviathan et al. 2023, arXiv:2211.17192, section 2.3.
+    """
+    excess = np.maximum(target - draft, 0)
+    return excess if total(excess) > 0 else target
+
+
+def _redraw(
+    visit: Visit, trie: PieceTrie, weights: Probs, mass: Any, rng: np.random.Generator
+) -> int:
+    """A token under the node, after its drafted branch was rejected."""
+    masses = trie.branch_masses(visit.node, weights)
+    law = visit.branch_probs
+    if law is None:
+        law = np.zeros_like(masses)
+        law[visit.branch] = 1
+    branch = sample(residual(masses, law * mass), rng)
+    if branch < len(masses) - 1:
+        return _draw_among(_branch_tokens(trie, visit.node, branch), weights, rng)
+    if visit.node != ROOT:
+        return _draw_among(trie.tokens(visit.node), weights, rng)
+    unspelled = weights.copy()
+    unspelled[trie.subtree_tokens(ROOT)] = 0
+    return sample(unspelled, rng)
+
+
+def _accepted_or_redrawn(
+    token_id: int, law: Probs, weights: Probs, rng: np.random.Generator
+) -> int:
+    """Ordinary rejection sampling of a draft token from its ``[vocab]`` law."""
+    mass = total(weights)
+    if rng.random() * (law[token_id] * mass) < weights[token_id]:
+        return token_id
+    return sample(residual(weights, law * mass), rng)
+
+
+def _paper_law(visits: tuple[Visit, ...], trie: PieceTrie, token_id: int, law: Probs) -> Probs:
+    """``[vocab]`` what the paper takes for the law of a draft token; it is not, when sampling.
+
+    A token of several pieces has the product of their probabilities, which its first
+    piece's own token loses; every other token of one piece has that piece's.
+
+    Source:
+        OmniDraft 2025, arXiv:2507.02659, equations 1 and 2.
+    """
+    start, *others = [visit for visit in visits if visit.branch != STOP]
+    if start.branch_probs is None:
+        return law
+    law = np.zeros_like(law, dtype=start.branch_probs.dtype)
+    tokens = trie.root_tokens
+    has_token = tokens >= 0
+    law[tokens[has_token]] = start.branch_probs[:-1][has_token]
+    if others:
+        product = math.prod((visit.branch_prob for visit in others), start=start.branch_prob)
+        if tokens[start.branch] >= 0:
+            law[tokens[start.branch]] -= product
+        law[token_id] = product
+    return law
+
+
+def _branch_tokens(trie: PieceTrie, node: int, branch: int) -> Ids:
+    if branch == STOP:
+        return trie.tokens(node)
+    _, nodes = trie.children(node)
+    return trie.subtree_tokens(int(nodes[branch]))
+
+
+def _draw_among(token_ids: Ids, weights: Probs, rng: np.random.Generator) -> int:
+    if len(token_ids) == 1:
+        return int(token_ids[0])
+    return int(token_ids[sample(weights[token_ids], rng)])

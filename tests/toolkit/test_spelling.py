@@ -16,9 +16,10 @@ from omnidraft_npu.bridge.spelling import (
     end_pieces,
     full_spellings,
 )
-from omnidraft_npu.bridge.trie import ROOT, SpellingTrie
+from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.vocabulary import END_ROLES, Role
 from omnidraft_npu.errors import BundleError
+from omnidraft_npu.proposal import ROOT
 
 PAIRS = [
     (drafter, target)

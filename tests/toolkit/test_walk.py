@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from toy_vocabularies import toy_encoder
 
 from omnidraft_npu.bridge.spelling import Spellings, full_spellings
-from omnidraft_npu.bridge.trie import ROOT, SpellingTrie
+from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
-from omnidraft_npu.proposal import STOP, Visit
+from omnidraft_npu.proposal import ROOT, STOP, Visit
 
 A, B, C, UNMAPPED, END, OTHER_END, INNER = range(7)
 # Tokens: 10 = a, 11 = b, 12 = ab, 13 = cab, 14 ends the response, 15 = b and an
@@ -136,5 +136,5 @@ def test_the_fast_walk_is_the_plain_rule(seed, sizes, k):
             walk.step(row)
         walk.finish()
         assert walk.token_ids == slow_walk(trie, rows)
-        assert len(walk.visits) == len(walk.token_ids) <= k
+        assert len(walk.token_ids) <= len(walk.visits) <= k
         assert not target.vocabulary.is_special[[i for i in walk.token_ids if i != 2]].any()

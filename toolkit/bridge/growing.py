@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ..proposal import ROOT
 from .spelling import Ids
-from .trie import ROOT, SpellingTrie
+from .trie import SpellingTrie
 
 
 def with_token(trie: SpellingTrie, token_id: int, pieces: Sequence[int]) -> SpellingTrie:

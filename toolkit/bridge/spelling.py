@@ -38,6 +38,17 @@ class Spellings:
             aliases=np.array(list((aliases or {}).items()), np.int32).reshape(-1, 2),
         )
 
+    @classmethod
+    def of_pieces(cls, num_pieces: int) -> "Spellings":
+        """For equal vocabularies: every token is the piece of the same id."""
+        ids = np.arange(num_pieces + 1, dtype=np.int32)
+        return cls(
+            token_ids=ids[:-1],
+            offsets=ids,
+            pieces=ids[:-1],
+            aliases=np.empty((0, 2), np.int32),
+        )
+
 
 def direct_spellings(drafter: Vocabulary, target: Vocabulary) -> Spellings:
     """Only the tokens that are equal, byte for byte, to one piece, and the ends of a response."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import numpy.typing as npt
 
 from ..errors import BundleError
 from ..files import atomic_path
+from ..proposal import ROOT, Probs
+from ..sampling import sum_type, total
 from .spelling import Ids, Spellings
 
 FORMAT_VERSION = 1
-ROOT = 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,6 +111,43 @@ class SpellingTrie:
         """Target ids whose path goes through a node (``T_v``)."""
         start, end = self.token_offsets[node], self.token_offsets[self.subtree_ends[node]]
         return self.token_ids[start:end]
+
+    def branch_masses(self, node: int, weights: Probs) -> Probs:
+        """``[children + 1]`` sums of ``[vocab]`` weights over the tokens under each child, then
+        over those that end at the node; at the root over those that have no spelling."""
+        if node == ROOT and weights.dtype != object:
+            branches, num_branches = self._root_branches, len(self.children(ROOT)[0]) + 1
+            masses = np.bincount(branches, weights[: len(branches)], num_branches)
+            masses[-1] += total(weights[len(branches) :])
+            return masses
+        masses = self._child_masses(node, weights)
+        own = total(weights) - total(masses) if node == ROOT else total(weights[self.tokens(node)])
+        return np.append(masses, own)
+
+    def _child_masses(self, node: int, weights: Probs) -> Probs:
+        """The groups are consecutive: one gather and one reduction."""
+        _, nodes = self.children(node)
+        if not len(nodes):
+            return weights[:0]
+        first = self.token_offsets[nodes[0]]
+        gathered = weights[self.token_ids[first : self.token_offsets[self.subtree_ends[node]]]]
+        return np.add.reduceat(gathered, self.token_offsets[nodes] - first, dtype=sum_type(weights))
+
+    @cached_property
+    def root_tokens(self) -> Ids:
+        """``[children of the root]`` preferred target id that ends at each, -1 where none does."""
+        _, nodes = self.children(ROOT)
+        starts = self.token_offsets[nodes]
+        return np.where(starts < self.token_offsets[nodes + 1], self.token_ids[starts], -1)
+
+    @cached_property
+    def _root_branches(self) -> npt.NDArray[np.int64]:
+        """``[target ids]`` branch at the root of every token."""
+        _, nodes = self.children(ROOT)
+        branches = np.full(len(self.token_nodes), len(nodes), np.int64)
+        sizes = self.token_offsets[self.subtree_ends[nodes]] - self.token_offsets[nodes]
+        branches[self.token_ids] = np.repeat(np.arange(len(nodes)), sizes)
+        return branches
 
     def save(self, path: Path, *, drafter_sha256: str, target_sha256: str) -> None:
         """Write one safetensors file, atomically, marked with both tokenizers' content hashes."""

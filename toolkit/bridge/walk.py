@@ -1,12 +1,14 @@
 """The walk of one round through the spelling trie, piece by piece."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ..proposal import STOP, Visit
-from .trie import ROOT, SpellingTrie
+from ..proposal import ROOT, STOP, PieceTrie, Probs, Visit
+from ..sampling import Draw, relative_weights, sample, total
+from .spelling import Spellings
+from .trie import SpellingTrie
 
 Logits = npt.NDArray[np.float32]
 
@@ -16,14 +18,22 @@ class Walk(Protocol):
 
     token_ids: list[int]
     """Target tokens finished in this round."""
-    visits: list[tuple[Visit, ...]]
-    """How each was drawn, see `Proposal.walk`."""
+
+    @property
+    def trie(self) -> PieceTrie:
+        """What the visits' nodes are nodes of."""
+        ...
+
+    @property
+    def visits(self) -> list[tuple[Visit, ...]]:
+        """How each token was drawn, see `Proposal.walk`."""
+        ...
 
     def begin(self) -> None:
         """Start a new round."""
         ...
 
-    def step(self, logits: Logits) -> int | None:
+    def step(self, logits: Logits, draw: Draw | None = None) -> int | None:
         """Draw the next piece from ``[pieces]`` logits; None ends the round."""
         ...
 
@@ -35,10 +45,11 @@ class Walk(Protocol):
 class PlainWalk:
     """For equal tokenizers: every piece is the target token of the same id.
 
-    Greedy. Pieces from `num_shared` on, which the target has no row for, are not drawn.
+    Pieces from `num_shared` on, which the target has no row for, are not drawn.
     """
 
     def __init__(self, num_shared: int) -> None:
+        self.trie = SpellingTrie.build(Spellings.of_pieces(num_shared), num_shared)
         self._num_shared = num_shared
         self.begin()
 
@@ -47,11 +58,19 @@ class PlainWalk:
         self.token_ids: list[int] = []
         self.visits: list[tuple[Visit, ...]] = []
 
-    def step(self, logits: Logits) -> int | None:
-        """Draw the next token greedily; ties go to the lowest id."""
-        piece = int(logits[: self._num_shared].argmax())
-        self.token_ids.append(piece)
-        return piece
+    def step(self, logits: Logits, draw: Draw | None = None) -> int | None:
+        """Draw the next token; without `draw` greedily, ties go to the lowest id."""
+        shared = logits[: self._num_shared]
+        if draw is None:
+            visit = Visit(node=ROOT, branch=int(shared.argmax()))
+        else:
+            drawn = _draw_branch(ROOT, relative_weights(shared, draw.temperature), 0.0, draw)
+            if drawn is None:
+                return None
+            visit = drawn
+        self.token_ids.append(visit.branch)
+        self.visits.append((visit,))
+        return visit.branch
 
     def finish(self) -> bool:
         """Nothing is ever unfinished."""
@@ -71,72 +90,128 @@ class TrieWalk:
         Raises:
             ValueError: the trie holds a piece that the drafter has no logits for.
         """
+        self._num_pieces = num_pieces
+        self.use(trie)
+
+    def use(self, trie: SpellingTrie) -> None:
+        """Walk another trie from the next round on; begins that round.
+
+        Raises:
+            ValueError: the trie holds a piece that the drafter has no logits for.
+        """
+        pieces, _ = trie.children(ROOT)
         largest = int(trie.child_pieces.max(initial=-1))
-        if largest >= num_pieces:
-            raise ValueError(f"the trie holds piece {largest}, the drafter has {num_pieces}")
-        self._trie = trie
+        if largest >= self._num_pieces:
+            raise ValueError(f"the trie holds piece {largest}, the drafter has {self._num_pieces}")
+        self.trie = trie
+        self._root_pieces = pieces.astype(np.int64)
         self._aliases: dict[int, int] = dict(trie.aliases.tolist())
-        self._scratch = np.empty(num_pieces, np.float32)
-        self._root_mask = np.full(num_pieces, -np.inf, np.float32)
-        self._root_mask[trie.children(ROOT)[0]] = 0.0
+        self._alias_pieces = trie.aliases[:, 0].astype(np.int64)
+        self._alias_starts = pieces.searchsorted(trie.aliases[:, 1])
+        self._scratch = np.empty(self._num_pieces, np.float32)
+        self._root_mask = np.full(self._num_pieces, -np.inf, np.float32)
+        self._root_mask[pieces] = 0.0
         self._root_mask[[*self._aliases]] = 0.0
         self.begin()
 
     def begin(self) -> None:
         """Start a new round at the root."""
         self.token_ids: list[int] = []
-        self.visits: list[tuple[Visit, ...]] = []
+        self._closed: list[tuple[Visit, ...]] = []
         self._node = ROOT
         self._open: list[Visit] = []
 
-    def step(self, logits: Logits) -> int | None:
-        """Draw the next piece greedily; ties go to the lowest piece.
+    @property
+    def visits(self) -> list[tuple[Visit, ...]]:
+        """How each token was drawn, and how the run that is not a token yet."""
+        return [*self._closed, tuple(self._open)] if self._open else self._closed
+
+    def step(self, logits: Logits, draw: Draw | None = None) -> int | None:
+        """Draw the next piece; without `draw` greedily, ties go to the lowest piece.
 
         Args:
             logits: ``[pieces]`` of the drafter after the pieces drawn so far.
+            draw: How to draw it.
 
         Returns:
             The piece, to be fed to the drafter; None where no piece is allowed, which
             ends the round.
         """
-        node = self._node
-        piece = self._choose(logits, node)
-        branch = self._branch(node, piece)
-        if branch is None and node != ROOT:
-            start = self._branch(ROOT, piece)
-            if start is None or not self.finish():
-                return None
-            node, branch = ROOT, start
-        if branch is None:
+        visits = self._choose(logits) if draw is None else self._sample(logits, draw)
+        if visits is None:
             return None
-        self._open.append(Visit(node=node, branch=branch))
-        _, nodes = self._trie.children(node)
-        self._node = int(nodes[branch])
-        if not len(self._trie.children(self._node)[0]):
+        if visits[0].branch == STOP:
+            self._open.append(visits.pop(0))
             self._close()
-        return piece
+        (visit,) = visits
+        self._open.append(visit)
+        pieces, nodes = self.trie.children(visit.node)
+        self._node = int(nodes[visit.branch])
+        if not len(self.trie.children(self._node)[0]):
+            self._close()
+        return int(pieces[visit.branch])
 
     def finish(self) -> bool:
-        """Stop at the current node; whether it holds a token, or the run is dropped.
+        """Stop at the current node; whether it holds a token, or the run stays open.
 
         STOP is certain then, a lawful draft law: the budget decided, not the drafter.
         """
         if self._node == ROOT:
             return True
-        has_token = len(self._trie.tokens(self._node)) > 0
+        has_token = len(self.trie.tokens(self._node)) > 0
         if has_token:
             self._open.append(Visit(node=self._node, branch=STOP))
             self._close()
         return has_token
 
     def _close(self) -> None:
-        self.token_ids.append(int(self._trie.tokens(self._node)[0]))
-        self.visits.append(tuple(self._open))
+        self.token_ids.append(int(self.trie.tokens(self._node)[0]))
+        self._closed.append(tuple(self._open))
         self._node, self._open = ROOT, []
 
-    def _choose(self, logits: Logits, node: int) -> int:
-        """The most likely allowed piece."""
-        trie = self._trie
+    def _sample(self, logits: Logits, draw: Draw) -> list[Visit] | None:
+        """A branch of the current node, and after STOP one of the root; None without any.
+
+        STOP has the mass of all pieces that are not children. The piece after it has the
+        same law without the children.
+        """
+        node, starts = self._node, self._root_pieces
+        children = self.trie.children(node)[0] if node != ROOT else starts[:0]
+        if node != ROOT and not len(self.trie.tokens(node)):
+            weights = relative_weights(logits[children], draw.temperature)
+            visit = _draw_branch(node, weights, 0.0, draw)
+            return None if visit is None else [visit]
+        allowed = logits[np.concatenate([children, starts, self._alias_pieces])]
+        weights = relative_weights(allowed, draw.temperature)
+        extending, starting, aliased = np.split(
+            weights, [len(children), len(children) + len(starts)]
+        )
+        starting[np.flatnonzero(np.isin(starts, children))] = 0
+        for i, weight in zip(self._alias_starts, aliased, strict=True):
+            starting[i] += weight
+        visits: list[Visit] = []
+        if node != ROOT:
+            visit = _draw_branch(node, extending, total(starting), draw)
+            if visit is None or visit.branch != STOP:
+                return None if visit is None else [visit]
+            visits.append(visit)
+        visit = _draw_branch(ROOT, starting, 0.0, draw)
+        return None if visit is None else [*visits, visit]
+
+    def _choose(self, logits: Logits) -> list[Visit] | None:
+        """The branches of the most likely allowed piece."""
+        node = self._node
+        piece = self._likeliest(logits, node)
+        branch = self._branch(node, piece)
+        if branch is not None:
+            return [Visit(node=node, branch=branch)]
+        start = self._branch(ROOT, piece)
+        if node == ROOT or start is None or not len(self.trie.tokens(node)):
+            return None
+        return [Visit(node=node, branch=STOP), Visit(node=ROOT, branch=start)]
+
+    def _likeliest(self, logits: Logits, node: int) -> int:
+        trie = self.trie
         children, _ = trie.children(node)
         if node != ROOT and not len(trie.tokens(node)):
             return int(children[logits[children].argmax()])
@@ -154,6 +229,17 @@ class TrieWalk:
 
     def _branch(self, node: int, piece: int) -> int | None:
         """Index of a piece among a node's children, None where it is not one."""
-        pieces, _ = self._trie.children(node)
+        pieces, _ = self.trie.children(node)
         i = int(pieces.searchsorted(piece))
         return i if i < len(pieces) and pieces[i] == piece else None
+
+
+def _draw_branch(node: int, weights: Probs, stop: Any, draw: Draw) -> Visit | None:
+    """One of a node's children by their weights, or STOP by its own; None where all are 0."""
+    law = np.append(weights, stop)
+    whole = total(law)
+    if not whole > 0:
+        return None
+    law = law * (1 / whole)
+    branch = sample(law, draw.rng)
+    return Visit(node=node, branch=branch if branch < len(weights) else STOP, branch_probs=law)

@@ -1,0 +1,204 @@
+"""The law that decoding preserves: the target's next token, after the user's sampling options."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from .config import SamplingConfig
+from .proposal import Probs
+
+Logits = npt.NDArray[np.float32]
+
+_BLOCK = 512
+"""Weights whose sum `sample` looks at before it looks at them one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """How a drafter draws its pieces."""
+
+    temperature: float
+    """Above 0."""
+    rng: np.random.Generator
+
+
+def sum_type(weights: Probs) -> type[np.float64] | None:
+    """Weights are summed in float64, fractions as fractions."""
+    return None if weights.dtype == object else np.float64
+
+
+def total(weights: Probs) -> np.float64:
+    """Sum of all weights."""
+    summed: np.float64 = np.add.reduce(weights, dtype=sum_type(weights))
+    return summed
+
+
+def sample(weights: Probs, rng: np.random.Generator) -> int:
+    """Index drawn with probability proportional to its weight.
+
+    Args:
+        weights: ``[n]``, none negative, not all 0; they need not sum to 1.
+        rng: Asked for one number.
+    """
+    offset, at = 0, None
+    if len(weights) > 4 * _BLOCK:
+        starts = np.arange(0, len(weights), _BLOCK)
+        blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=sum_type(weights)))
+        at = rng.random() * blocks[-1]
+        block = _first_above(blocks, at)
+        offset = block * _BLOCK
+        at -= blocks[block - 1] if block else 0
+        weights = weights[offset : offset + _BLOCK]
+    sums = np.cumsum(weights, dtype=sum_type(weights))
+    return offset + _first_above(sums, rng.random() * sums[-1] if at is None else at)
+
+
+def relative_weights(logits: Logits, temperature: float) -> Probs:
+    """``[n]`` softmax of ``logits / temperature`` up to a factor: 1 for the likeliest."""
+    weights: Probs = np.subtract(logits, logits.max(initial=-np.inf), dtype=np.float32)
+    weights *= np.float32(1 / temperature)
+    np.exp(weights, out=weights)
+    return weights
+
+
+class TargetLaw:
+    """Turns rows of the target's logits into its laws and choices.
+
+    Follows the context where a repetition penalty depends on it.
+    """
+
+    def __init__(self, config: SamplingConfig, context: Sequence[int]) -> None:
+        """The law of `config` after `context`."""
+        self._config = config
+        self._seen: set[int] = set()
+        self._has_penalty = config.repetition_penalty != 1.0
+        self.observe(context)
+
+    def observe(self, token_ids: Sequence[int]) -> None:
+        """Extend the context."""
+        if self._has_penalty:
+            self._seen.update(token_ids)
+
+    def rows(self, logits: Logits, draft_ids: Sequence[int]) -> "TargetRows":
+        """The laws of rows of logits, of which row i has the first i drafts in its context.
+
+        Args:
+            logits: ``[drafts + 1, vocab]``; must stay as they are while the rows are used.
+            draft_ids: Draft tokens that were scored.
+
+        Raises:
+            ValueError: there is not one row more than drafts.
+        """
+        if len(logits) != len(draft_ids) + 1:
+            raise ValueError(
+                f"{len(draft_ids)} drafts need {len(draft_ids) + 1} rows of logits, "
+                f"got {len(logits)}"
+            )
+        seen = self._seen if self._has_penalty else None
+        return TargetRows(self._config, logits, draft_ids, seen)
+
+
+class TargetRows:
+    """The target's laws at every draft token of a round and after the last; made when asked."""
+
+    def __init__(
+        self,
+        config: SamplingConfig,
+        logits: Logits,
+        draft_ids: Sequence[int],
+        seen: set[int] | None,
+    ) -> None:
+        self._config = config
+        self._raw = logits
+        self._draft_ids = draft_ids
+        self._seen = seen
+
+    def choice(self, row: int) -> int:
+        """The likeliest token; of equal ones the lowest id."""
+        return int(self._logits(row).argmax())
+
+    def weights(self, row: int) -> Probs:
+        """``[vocab]`` probabilities up to a factor.
+
+        In the order of Hugging Face's processors: repetition penalty, temperature, top-k,
+        top-p, min-p.
+        """
+        config = self._config
+        weights = relative_weights(self._logits(row), config.temperature)
+        if config.top_k:
+            keep_top_k(weights, config.top_k)
+        if config.top_p < 1.0:
+            keep_top_p(weights, config.top_p)
+        if config.min_p > 0.0:
+            weights[weights < config.min_p * weights.max()] = 0.0
+        return weights
+
+    def _logits(self, row: int) -> Logits:
+        logits: Logits = self._raw[row]
+        if self._seen is None:
+            return logits
+        ids = self._seen_ids
+        new = [i for i in self._draft_ids[:row] if i not in self._seen]
+        if new:
+            ids = np.union1d(ids, np.array(new, np.int64))
+        penalised = logits.copy()
+        scores = logits[ids]
+        penalty = np.float32(self._config.repetition_penalty)
+        penalised[ids] = np.where(scores < 0, scores * penalty, scores / penalty)
+        return penalised
+
+    @cached_property
+    def _seen_ids(self) -> npt.NDArray[np.int64]:
+        return np.array(sorted(self._seen or ()), np.int64)
+
+
+def keep_top_k(weights: Probs, top_k: int) -> None:
+    """Set all but the `top_k` largest weights to 0; those equal to the last one stay."""
+    if top_k < len(weights):
+        likely = weights[_largest(weights, top_k)]
+        rank = len(likely) - top_k
+        weights[weights < np.partition(likely, rank)[rank]] = 0.0
+
+
+def keep_top_p(weights: Probs, top_p: float) -> None:
+    """Keep the fewest largest weights whose share reaches `top_p`, of equal ones the lowest ids.
+
+    At least one stays.
+    """
+    whole = total(weights)
+    needed = top_p * whole
+    likely = _largest(weights, len(weights) // (2 * _BLOCK))
+    if total(weights[likely]) < needed:
+        # All smaller ones together are less than what is left out.
+        likely = np.flatnonzero(weights >= (whole - needed) / len(weights))
+    falling = np.sort(weights[likely])[::-1]
+    before = np.cumsum(falling, dtype=np.float64) - falling
+    num_kept = max(1, int(before.searchsorted(needed)))
+    least = falling[num_kept - 1]
+    num_equal = num_kept - int(np.count_nonzero(falling > least))
+    surplus = np.flatnonzero(weights == least)[num_equal:]
+    weights[weights < least] = 0.0
+    weights[surplus] = 0.0
+
+
+def _largest(weights: Probs, count: int) -> npt.NDArray[np.int64]:
+    """Rising indices of at least the `count` largest weights, mostly few more.
+
+    The largest of each block are looked at first: as many as `count` weights are not
+    below the `count`-th of them.
+    """
+    starts = np.arange(0, len(weights), _BLOCK)
+    rank = len(starts) - count
+    if rank < 0 or count < 1:
+        return np.arange(len(weights))
+    peaks = np.maximum.reduceat(weights, starts)
+    return np.flatnonzero(weights >= np.partition(peaks, rank)[rank])
+
+
+def _first_above(sums: Probs, at: object) -> int:
+    """First of rising sums above `at`; where rounding leaves none, the first of the largest."""
+    index = int(sums.searchsorted(at, side="right"))  # type: ignore[call-overload]
+    return index if index < len(sums) else int(sums.searchsorted(sums[-1], side="left"))
