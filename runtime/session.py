@@ -8,22 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
-from omnidraft_npu.bridge.pieces import PieceEncoder
-from omnidraft_npu.bridge.trie import SpellingTrie
-from omnidraft_npu.bridge.vocabulary import Vocabulary
-from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
-from omnidraft_npu.bundle import Bundle, open_bundle
 from omnidraft_npu.config import DecodeConfig
-from omnidraft_npu.drafting import ModelDrafter
-from omnidraft_npu.errors import BundleError, PromptError
-from omnidraft_npu.manifest import ModelEntry
+from omnidraft_npu.errors import PromptError
 from omnidraft_npu.speculative import Proposer, generate
 from omnidraft_npu.statistics import DecodeStats
 from omnidraft_npu.text.detokenizer import StreamDecoder
-from omnidraft_npu.text.tokenizer import Tokenizer
 
-from .causal_lm import OnnxCausalLM, OnnxModel
+from .causal_lm import OnnxCausalLM
+from .opened_pair import DraftMode, OpenedPair, ProposerName, open_pair
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -42,40 +34,6 @@ class Delta:
     """Of the response so far; the same object in every round."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenedModel:
-    """A model of a bundle with its tokenizer; immutable, shared by every conversation."""
-
-    entry: ModelEntry
-    graph: OnnxModel
-    tokenizer: Tokenizer
-    vocabulary: Vocabulary
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenedPair:
-    """A target, and a drafter for it with the spellings that join them."""
-
-    target: OpenedModel
-    drafter: OpenedModel | None
-    encoder: PieceEncoder | None = None
-    """None where there is no drafter, or the two tokenizers are equal."""
-    trie: SpellingTrie | None = None
-
-    def new_proposer(self) -> ModelDrafter | None:
-        """A drafter that follows no context yet; None where there is none."""
-        if self.drafter is None:
-            return None
-        num_pieces = self.drafter.graph.vocab_size
-        lm = OnnxCausalLM(self.drafter.graph, is_exact=False)
-        ends = frozenset(self.target.entry.eos_token_ids)
-        if self.encoder is None or self.trie is None:
-            walk = PlainWalk(min(num_pieces, self.target.graph.vocab_size))
-            return ModelDrafter(lm, IdentityBridge(num_pieces), walk, end_token_ids=ends)
-        bridge = ByteBridge(self.encoder, self.target.vocabulary)
-        return ModelDrafter(lm, bridge, TrieWalk(self.trie, num_pieces), end_token_ids=ends)
-
-
 class Session:
     """One conversation: what the target and the drafter have cached of it stays between turns."""
 
@@ -88,7 +46,8 @@ class Session:
         """
         self.pair = pair
         self._target = target or OnnxCausalLM(pair.target.graph)
-        self._proposer: Proposer | None = pair.new_proposer()
+        self._ngrams = pair.new_ngrams()
+        self._proposer: Proposer | None = pair.new_proposer(self._ngrams)
 
     @property
     def target_name(self) -> str:
@@ -153,29 +112,36 @@ class Session:
         rounds = generate(self._proposer, target, prompt_ids, config)
         text = StreamDecoder(self.pair.target.tokenizer, is_continuation=True)
         length = len(prompt_ids)
-        for one in stats.follow(rounds, length - 1 - target.length):
-            token_ids = one.verdict.token_ids
-            length += len(token_ids)
-            reason: FinishReason | None = None
-            if one.verdict.is_stopped:
-                reason = "stop"
-            elif length >= target.context_length:
-                reason = "context"
-            elif length - len(prompt_ids) >= config.max_new_tokens:
-                reason = "length"
-            shown = text.push(token_ids[:-1] if one.verdict.is_stopped else token_ids)
-            yield Delta(
-                text=shown if reason is None else shown + text.finish(),
-                token_ids=token_ids,
-                finish_reason=reason,
-                stats=stats,
-            )
+        try:
+            for one in stats.follow(rounds, length - 1 - target.length):
+                token_ids = one.verdict.token_ids
+                length += len(token_ids)
+                reason: FinishReason | None = None
+                if one.verdict.is_stopped:
+                    reason = "stop"
+                elif length >= target.context_length:
+                    reason = "context"
+                elif length - len(prompt_ids) >= config.max_new_tokens:
+                    reason = "length"
+                shown = text.push(token_ids[:-1] if one.verdict.is_stopped else token_ids)
+                yield Delta(
+                    text=shown if reason is None else shown + text.finish(),
+                    token_ids=token_ids,
+                    finish_reason=reason,
+                    stats=stats,
+                )
+        finally:
+            self._save_ngrams()
 
     def reset(self) -> None:
         """Forget the conversation."""
         self._target.reset()
         if self._proposer is not None:
             self._proposer.begin(())
+
+    def _save_ngrams(self) -> None:
+        if self._ngrams is not None and self.pair.learned is not None:
+            self.pair.learned.store.save(self._ngrams.take_fresh())
 
 
 def open_session(
@@ -184,6 +150,8 @@ def open_session(
     target: str | None = None,
     threads: int | None = None,
     use_drafter: bool = True,
+    proposer: ProposerName = "cascade",
+    draft_mode: DraftMode = "full",
 ) -> Session:
     """A conversation with a target of a bundle, and the bundle's drafter at its side.
 
@@ -191,56 +159,26 @@ def open_session(
         bundle_path: The exported directory.
         target: Name of the target; None for the bundle's default.
         threads: Threads of one operator; None for one a physical core.
-        use_drafter: Whether to open the drafter too.
+        use_drafter: Whether anything drafts at all.
+        proposer: `model`, the bundle's drafter; `lookup`, what followed earlier in the
+            context, for which the drafter is not opened; or `cascade`, both.
+        draft_mode: How the drafter's pieces become target tokens: `direct`, one by one;
+            `cache`, also those runs that the target was seen to need; `full`, all runs.
 
     Raises:
         BundleError: the bundle is damaged, or a part of it does not match.
         ConfigError: there is no such target, or `threads` is below 1.
         TokenizerError: a tokenizer of a kind whose bytes are not known.
     """
-    bundle = open_bundle(bundle_path)
-    opened = _open_model(bundle, bundle.target(target), threads)
-    if not use_drafter:
-        return Session(OpenedPair(target=opened, drafter=None))
-    drafter = _open_model(bundle, bundle.manifest.drafter, threads)
-    hashes = {
-        "drafter_sha256": drafter.entry.tokenizer_sha256,
-        "target_sha256": opened.entry.tokenizer_sha256,
-    }
-    if hashes["drafter_sha256"] == hashes["target_sha256"]:
-        return Session(OpenedPair(target=opened, drafter=drafter))
-    path = bundle.path(f"spellings/{opened.entry.name}/spelling.safetensors")
-    encoder = PieceEncoder(drafter.tokenizer.json, drafter.vocabulary)
-    trie = SpellingTrie.load(path, **hashes)
-    return Session(OpenedPair(target=opened, drafter=drafter, encoder=encoder, trie=trie))
-
-
-def _open_model(bundle: Bundle, entry: ModelEntry, threads: int | None) -> OpenedModel:
-    graph = entry.graphs.get("cpu")
-    if graph is None:
-        raise BundleError(
-            f"{bundle.root}: {entry.name} has no CPU graph, it has {', '.join(entry.graphs)}: "
-            "export it again"
-        )
-    tokenizer = Tokenizer.from_folder(bundle.path(entry.folder))
-    return OpenedModel(
-        entry=entry,
-        graph=OnnxModel.open(
-            bundle.path(graph.path),
-            context_length=entry.context_length,
-            vocab_size=entry.vocab_size,
-            num_logits=entry.num_logits,
-            cache=graph.cache,
-            threads=threads,
-        ),
-        tokenizer=tokenizer,
-        vocabulary=Vocabulary.from_tokenizer_json(
-            tokenizer.json,
-            size=entry.vocab_size,
-            eos_token_ids=entry.eos_token_ids,
-            bos_token_id=entry.bos_token_id,
-        ),
+    pair = open_pair(
+        bundle_path,
+        target=target,
+        threads=threads,
+        use_drafter=use_drafter,
+        proposer=proposer,
+        draft_mode=draft_mode,
     )
+    return Session(pair)
 
 
 def _common_prefix(cached: Sequence[int] | np.ndarray, prompt_ids: Sequence[int]) -> int:

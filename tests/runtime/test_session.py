@@ -40,7 +40,7 @@ def test_a_drafter_changes_nothing_but_the_rounds(bundle, target, k):
 
 
 def test_a_target_that_drafts_for_itself_accepts_everything(bundle):
-    session = open_session(bundle, target="same", threads=1)
+    session = open_session(bundle, target="same", threads=1, proposer="model")
     deltas = answer(session, session.encode("abc"), max_draft_tokens=5)
     stats = deltas[-1].stats
     assert stats.accepted == stats.proposed > 0

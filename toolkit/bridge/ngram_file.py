@@ -28,6 +28,17 @@ class PairKey:
         return f"drafter {self.drafter_sha256[:12]}, target {self.target_sha256[:12]}"
 
 
+def ngrams_path(bundle: Path, target_name: str) -> Path:
+    """Where a bundle keeps what was learned for a target.
+
+    Raises:
+        BundleError: the name would lead out of that folder.
+    """
+    if Path(target_name).name != target_name:
+        raise BundleError(f"the target's name {target_name!r} is a path: export the bundle again")
+    return bundle / "state" / "ngrams" / f"{target_name}.safetensors"
+
+
 def write_entries(path: Path, entries: NgramEntries, key: PairKey) -> None:
     """Write one safetensors file, atomically, marked with both tokenizers' content hashes."""
     from safetensors.numpy import save_file

@@ -10,6 +10,7 @@ import click
 from ..errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
+    from omnidraft_npu.runtime.opened_pair import ProposerName
     from omnidraft_npu.runtime.session import Delta, Session
 
     from ..config import DecodeConfig
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Drafter tokens proposed in each round.",
 )
+@click.option(
+    "--proposer",
+    type=click.Choice(["cascade", "model", "lookup"]),
+    default="cascade",
+    show_default=True,
+    help="Draft with the drafter, with what followed earlier in the text, or with both.",
+)
 @click.option("--temperature", default=0.0, show_default=True, help="0 decodes greedily.")
 @click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
 @click.option(
@@ -52,6 +60,7 @@ def command(
     target: str | None,
     max_new_tokens: int,
     draft_tokens: int,
+    proposer: "ProposerName",
     temperature: float,
     threads: int | None,
     raw: bool,
@@ -85,7 +94,9 @@ def command(
 
     from omnidraft_npu.runtime.session import open_session
 
-    session = open_session(bundle, target=target, threads=threads, use_drafter=not no_draft)
+    session = open_session(
+        bundle, target=target, threads=threads, use_drafter=not no_draft, proposer=proposer
+    )
     if not raw and not session.has_chat_template:
         click.echo(
             f"{session.target_name} has no chat template: the prompt is continued as it is",

@@ -1,0 +1,171 @@
+"""The models of a conversation: a target, and what drafts for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
+from omnidraft_npu.bridge.ngram_cache import NgramCache
+from omnidraft_npu.bridge.ngram_file import NgramStore, PairKey, ngrams_path
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.spelling import Spellings, direct_spellings
+from omnidraft_npu.bridge.trie import SpellingTrie
+from omnidraft_npu.bridge.vocabulary import Vocabulary
+from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
+from omnidraft_npu.bundle import Bundle, open_bundle
+from omnidraft_npu.cached_drafting import CachedDrafter
+from omnidraft_npu.cascade import Cascade
+from omnidraft_npu.drafting import ModelDrafter
+from omnidraft_npu.errors import BundleError
+from omnidraft_npu.lookup import PromptLookup
+from omnidraft_npu.manifest import ModelEntry
+from omnidraft_npu.speculative import Proposer
+from omnidraft_npu.text.tokenizer import Tokenizer
+
+from .causal_lm import OnnxCausalLM, OnnxModel
+
+ProposerName = Literal["cascade", "model", "lookup"]
+DraftMode = Literal["full", "cache", "direct"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedModel:
+    """A model of a bundle with its tokenizer; immutable, shared by every conversation."""
+
+    entry: ModelEntry
+    graph: OnnxModel
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedSpellings:
+    """What every conversation's own n-gram cache starts from, and where it is saved."""
+
+    direct: Spellings
+    store: NgramStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedPair:
+    """A target, and what drafts for it."""
+
+    target: OpenedModel
+    drafter: OpenedModel | None
+    encoder: PieceEncoder | None = None
+    """None where there is no drafter, or the two tokenizers are equal."""
+    trie: SpellingTrie | None = None
+    """None where there is no encoder, or spellings are learned."""
+    learned: LearnedSpellings | None = None
+    """In draft mode `cache`."""
+    proposer: ProposerName | None = "cascade"
+    """What drafts, nothing for None; only `lookup` does without a drafter."""
+
+    def new_ngrams(self) -> NgramCache | None:
+        """The learned spellings as they are saved now; None where none are learned."""
+        if self.encoder is None or self.learned is None:
+            return None
+        cache = NgramCache(self.encoder, self.target.vocabulary, self.learned.direct)
+        cache.add(self.learned.store.load())
+        return cache
+
+    def new_proposer(self, ngrams: NgramCache | None = None) -> Proposer | None:
+        """A proposer that follows no context yet; None where there is nothing to draft with.
+
+        Args:
+            ngrams: What `new_ngrams` gave, for this proposer alone.
+        """
+        if self.proposer == "lookup":
+            return PromptLookup()
+        if self.drafter is None or self.proposer is None:
+            return None
+        drafter = self._new_drafter(self.drafter, ngrams)
+        return drafter if self.proposer == "model" else Cascade(PromptLookup(), drafter)
+
+    def _new_drafter(self, opened: OpenedModel, ngrams: NgramCache | None) -> ModelDrafter:
+        num_pieces = opened.graph.vocab_size
+        lm = OnnxCausalLM(opened.graph, is_exact=False)
+        ends = frozenset(self.target.entry.eos_token_ids)
+        if self.encoder is None:
+            walk = PlainWalk(min(num_pieces, self.target.graph.vocab_size))
+            return ModelDrafter(lm, IdentityBridge(num_pieces), walk, end_token_ids=ends)
+        bridge = ByteBridge(self.encoder, self.target.vocabulary)
+        if ngrams is not None:
+            return CachedDrafter(lm, bridge, ngrams, num_pieces=num_pieces, end_token_ids=ends)
+        assert self.trie is not None, "spellings are learned, or were read or made at the opening"
+        return ModelDrafter(lm, bridge, TrieWalk(self.trie, num_pieces), end_token_ids=ends)
+
+
+def open_pair(
+    bundle_path: Path,
+    *,
+    target: str | None = None,
+    threads: int | None = None,
+    use_drafter: bool = True,
+    proposer: ProposerName = "cascade",
+    draft_mode: DraftMode = "full",
+) -> OpenedPair:
+    """The models of a bundle that a conversation needs; see `open_session`."""
+    bundle = open_bundle(bundle_path)
+    opened = _open_model(bundle, bundle.target(target), threads)
+    if not use_drafter:
+        return OpenedPair(target=opened, drafter=None, proposer=None)
+    if proposer == "lookup":
+        return OpenedPair(target=opened, drafter=None, proposer=proposer)
+    drafter = _open_model(bundle, bundle.manifest.drafter, threads)
+    hashes = {
+        "drafter_sha256": drafter.entry.tokenizer_sha256,
+        "target_sha256": opened.entry.tokenizer_sha256,
+    }
+    if hashes["drafter_sha256"] == hashes["target_sha256"]:
+        return OpenedPair(target=opened, drafter=drafter, proposer=proposer)
+    encoder = PieceEncoder(drafter.tokenizer.json, drafter.vocabulary)
+    trie, learned = None, None
+    if draft_mode == "full":
+        path = bundle.path(f"spellings/{opened.entry.name}/spelling.safetensors")
+        trie = SpellingTrie.load(path, **hashes)
+    else:
+        direct = direct_spellings(drafter.vocabulary, opened.vocabulary)
+        if draft_mode == "direct":
+            trie = SpellingTrie.build(direct, opened.entry.vocab_size)
+        else:
+            store = NgramStore(
+                path=ngrams_path(bundle.root, opened.entry.name), key=PairKey(**hashes)
+            )
+            learned = LearnedSpellings(direct=direct, store=store)
+    return OpenedPair(
+        target=opened,
+        drafter=drafter,
+        encoder=encoder,
+        trie=trie,
+        learned=learned,
+        proposer=proposer,
+    )
+
+
+def _open_model(bundle: Bundle, entry: ModelEntry, threads: int | None) -> OpenedModel:
+    graph = entry.graphs.get("cpu")
+    if graph is None:
+        raise BundleError(
+            f"{bundle.root}: {entry.name} has no CPU graph, it has {', '.join(entry.graphs)}: "
+            "export it again"
+        )
+    tokenizer = Tokenizer.from_folder(bundle.path(entry.folder))
+    return OpenedModel(
+        entry=entry,
+        graph=OnnxModel.open(
+            bundle.path(graph.path),
+            context_length=entry.context_length,
+            vocab_size=entry.vocab_size,
+            num_logits=entry.num_logits,
+            cache=graph.cache,
+            threads=threads,
+        ),
+        tokenizer=tokenizer,
+        vocabulary=Vocabulary.from_tokenizer_json(
+            tokenizer.json,
+            size=entry.vocab_size,
+            eos_token_ids=entry.eos_token_ids,
+            bos_token_id=entry.bos_token_id,
+        ),
+    )
