@@ -19,13 +19,14 @@ from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.lookup import PromptLookup
 from omnidraft_npu.manifest import ModelEntry
+from omnidraft_npu.proposal import Rule
 from omnidraft_npu.speculative import Proposer
 from omnidraft_npu.text.tokenizer import Tokenizer
 
 from .causal_lm import OnnxCausalLM, OnnxModel
 
 ProposerName = Literal["cascade", "model", "lookup"]
-DraftMode = Literal["full", "cache", "direct"]
+DraftMode = Literal["full", "cache", "direct", "paper"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,8 @@ class OpenedPair:
     """In draft mode `cache`."""
     proposer: ProposerName | None = "cascade"
     """What drafts, nothing for None; only `lookup` does without a drafter."""
+    rule: Rule = "lossless"
+    """How what the drafter proposes is verified."""
 
     def new_ngrams(self) -> NgramCache | None:
         """The learned spellings as they are saved now; None where none are learned."""
@@ -87,13 +90,14 @@ class OpenedPair:
         lm = OnnxCausalLM(opened.graph, is_exact=False)
         ends = frozenset(self.target.entry.eos_token_ids)
         if self.encoder is None:
-            walk = PlainWalk(min(num_pieces, self.target.graph.vocab_size))
-            return ModelDrafter(lm, IdentityBridge(num_pieces), walk, end_token_ids=ends)
+            plain = PlainWalk(min(num_pieces, self.target.graph.vocab_size))
+            return ModelDrafter(lm, IdentityBridge(num_pieces), plain, end_token_ids=ends)
         bridge = ByteBridge(self.encoder, self.target.vocabulary)
         if ngrams is not None:
             return CachedDrafter(lm, bridge, ngrams, num_pieces=num_pieces, end_token_ids=ends)
         assert self.trie is not None, "spellings are learned, or were read or made at the opening"
-        return ModelDrafter(lm, bridge, TrieWalk(self.trie, num_pieces), end_token_ids=ends)
+        walk = TrieWalk(self.trie, num_pieces)
+        return ModelDrafter(lm, bridge, walk, end_token_ids=ends, rule=self.rule)
 
 
 def open_pair(
@@ -121,7 +125,7 @@ def open_pair(
         return OpenedPair(target=opened, drafter=drafter, proposer=proposer)
     encoder = PieceEncoder(drafter.tokenizer.json, drafter.vocabulary)
     trie, learned = None, None
-    if draft_mode == "full":
+    if draft_mode in ("full", "paper"):
         path = bundle.path(f"spellings/{opened.entry.name}/spelling.safetensors")
         trie = SpellingTrie.load(path, **hashes)
     else:
@@ -140,6 +144,7 @@ def open_pair(
         trie=trie,
         learned=learned,
         proposer=proposer,
+        rule="paper" if draft_mode == "paper" else "lossless",
     )
 
 

@@ -163,7 +163,9 @@ def open_session(
         proposer: `model`, the bundle's drafter; `lookup`, what followed earlier in the
             context, for which the drafter is not opened; or `cascade`, both.
         draft_mode: How the drafter's pieces become target tokens: `direct`, one by one;
-            `cache`, also those runs that the target was seen to need; `full`, all runs.
+            `cache`, also those runs that the target was seen to need; `full`, all runs;
+            `paper`, all runs, verified by the paper's rule, which only greedy decoding
+            makes exact.
 
     Raises:
         BundleError: the bundle is damaged, or a part of it does not match.
