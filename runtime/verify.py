@@ -159,13 +159,15 @@ def find_blindness(pair: OpenedPair, prompts: Sequence[Sequence[int]]) -> str | 
 
     Args:
         pair: The target is looked at.
-        prompts: Target ids; the first two different ones are used, or the first reversed.
+        prompts: Target ids; the first one is varied.
     """
     first = list(prompts[0])
-    second = next((list(p) for p in prompts if list(p) != first), [*first[::-1], first[0]])
-    earlier = [*second, *second, first[-1]]
+    last = first[-1]
+    others = [token for prompt in prompts for token in prompt if token != last]
+    other = others[-1] if others else (last + 1) % pair.target.graph.vocab_size
     target = ObservedLM(pair.target.graph)
-    rows = [_row_after(target, ids) for ids in (first, second, earlier)]
+    contexts = (first, [*first, other], [*first, other, last])
+    rows = [_row_after(target, ids) for ids in contexts]
     if _is_same(rows[0], rows[1]) and _is_same(rows[0], rows[2]):
         return "the target gives the same logits whatever the prompt"
     if _is_same(rows[0], rows[2]):

@@ -1,0 +1,227 @@
+"""`omnidraft-npu verify`: passes a working runtime, and finds each kind of broken one."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tiny_bundle import write_bundle
+
+from omnidraft_npu.cli import cli
+from omnidraft_npu.proposal import Proposal
+from omnidraft_npu.runtime.causal_lm import OnnxCausalLM
+from omnidraft_npu.runtime.observed_lm import ObservedLM
+
+PROMPTS = ("ab ba", "b", "a a b a a b", "cab", "bba")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return write_bundle(tmp_path_factory.mktemp("verify"), eos=())
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": p, "task": "t"}) + "\n" for p in PROMPTS))
+    return path
+
+
+def verify(bundle, prompts, *arguments):
+    fixed = ["verify", "-b", str(bundle), "--prompts", str(prompts), "--max-new-tokens", "24"]
+    return CliRunner().invoke(cli, [*fixed, *arguments])
+
+
+def document(result):
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("target", ["other", "same"])
+def test_a_working_bundle_passes_for_every_draft_length(bundle, prompts, target):
+    result = verify(bundle, prompts, "--target", target, "--draft-tokens", "1,3,8", "--json")
+    assert result.exit_code == 0, result.output
+    found = document(result)
+    assert found["schema_version"] == 1
+    assert found["outcome"] == "equal"
+    assert [row["prompt"] for row in found["prompts"]] == list(PROMPTS)
+    assert all(row["num_tokens"] == 24 and not row["differences"] for row in found["prompts"])
+
+
+def test_the_report_for_people_ends_with_counts(bundle, prompts):
+    result = verify(bundle, prompts, "--raw")
+    assert result.exit_code == 0
+    assert result.stdout.strip() == (
+        "5 prompts, 120 tokens: 5 equal, 0 parted at a near-tie, 0 wrong"
+    )
+
+
+def test_a_rewind_off_by_one_is_a_bug(bundle, prompts, monkeypatch):
+    rewind = OnnxCausalLM.rewind
+    monkeypatch.setattr(
+        ObservedLM,
+        "rewind",
+        lambda self, length: rewind(self, min(length + (length > 0), self.length)),
+    )
+    result = verify(bundle, prompts, "--json")
+    assert result.exit_code == 3
+    assert document(result)["outcome"] == "bug"
+
+
+def test_a_wrongly_accepted_draft_is_named(bundle, prompts, monkeypatch):
+    """Every second drafted token is swapped for another after the target has agreed."""
+    from omnidraft_npu import speculative
+
+    verify_round = speculative.verify
+
+    def accept_wrongly(proposal, *arguments, **options):
+        verdict = verify_round(proposal, *arguments, **options)
+        if verdict.num_accepted > 1:
+            tokens = list(verdict.token_ids)
+            tokens[1] = tokens[1] + 1 if tokens[1] < 20 else tokens[1] - 1
+            object.__setattr__(verdict, "token_ids", tuple(tokens))
+        return verdict
+
+    monkeypatch.setattr(speculative, "verify", accept_wrongly)
+    arguments = ("--target", "same", "--tie-tolerance", "0")
+    result = verify(bundle, prompts, *arguments, "--json")
+    assert result.exit_code == 3, result.output
+    first = document(result)["prompts"][0]
+    (difference,) = first["differences"]
+    assert first["outcome"] == "bug"
+    assert difference["position"] == 1
+    assert abs(difference["plain_token"] - difference["drafted_token"]) == 1
+    assert 0 < difference["logit_gap"] <= difference["logit_range"]
+    shown = verify(bundle, prompts, *arguments)
+    assert shown.exit_code == 3
+    assert f"({difference['plain_token']}), drafted" in shown.stdout
+    assert "token 2: plain" in shown.stdout
+    assert "5 wrong" in shown.stdout
+
+
+def test_a_near_tie_is_reported_and_fails_only_if_strict(bundle, prompts, monkeypatch):
+    """Rows scored with others see their two highest logits swapped where they nearly tie."""
+    score = OnnxCausalLM.score
+
+    def rounded(self, token_ids):
+        rows = score(self, token_ids)
+        if isinstance(self, ObservedLM):
+            order = np.argsort(rows, axis=-1)
+            for row, (second, first) in zip(rows, order[:, -2:], strict=True):
+                row[second] = row[first] - 1e-4
+                if len(token_ids) > 1:
+                    row[second] += 2e-4
+        return rows
+
+    monkeypatch.setattr(OnnxCausalLM, "score", rounded)
+    result = verify(bundle, prompts, "--json")
+    assert result.exit_code == 0, result.output
+    found = document(result)
+    assert found["outcome"] == "near-tie"
+    gaps = [d["logit_gap"] for row in found["prompts"] for d in row["differences"]]
+    assert gaps
+    np.testing.assert_allclose(gaps, 1e-4, rtol=0.2)
+    assert "near-tie" in verify(bundle, prompts).stdout
+    assert verify(bundle, prompts, "--strict").exit_code == 3
+    assert verify(bundle, prompts, "--tie-tolerance", "1e-7").exit_code == 3
+
+
+def test_a_response_that_ends_too_early_is_a_bug(bundle, prompts, monkeypatch):
+    from omnidraft_npu.runtime import session
+
+    generate = session.generate
+
+    def cut(proposer, *arguments):
+        rounds = list(generate(proposer, *arguments))
+        yield from rounds[: -1 if proposer is not None else None]
+
+    monkeypatch.setattr(session, "generate", cut)
+    result = verify(bundle, prompts)
+    assert result.exit_code == 3
+    assert "drafted nothing: bug, one response ended" in result.stdout
+
+
+def test_a_target_that_ignores_its_prompt_is_caught(bundle, prompts, monkeypatch):
+    score = OnnxCausalLM.score
+
+    def constant(self, token_ids):
+        rows = score(self, token_ids)
+        rows[:] = np.arange(rows.shape[1])
+        return rows
+
+    monkeypatch.setattr(OnnxCausalLM, "score", constant)
+    result = verify(bundle, prompts)
+    assert result.exit_code == 3
+    assert "same logits whatever the prompt" in result.stdout
+    assert "5 equal" in result.stdout
+
+
+def test_a_target_that_forgets_its_cache_is_caught(bundle, prompts, monkeypatch):
+    score = OnnxCausalLM.score
+
+    def forgetful(self, token_ids):
+        rows = score(self, token_ids)
+        for row, token_id in zip(rows, token_ids, strict=True):
+            row[:] = np.random.default_rng(token_id).normal(size=len(row))
+        return rows
+
+    monkeypatch.setattr(OnnxCausalLM, "score", forgetful)
+    result = verify(bundle, prompts, "--json")
+    assert result.exit_code == 3
+    assert "last token only" in document(result)["blindness"]
+
+
+def test_one_prompt_of_one_token_is_enough_to_see_blindness(bundle, tmp_path, monkeypatch):
+    (tmp_path / "one.txt").write_text("a")
+    assert verify(bundle, tmp_path / "one.txt", "--raw").exit_code == 0
+    score = OnnxCausalLM.score
+    monkeypatch.setattr(OnnxCausalLM, "score", lambda self, ids: np.zeros_like(score(self, ids)))
+    assert "whatever the prompt" in verify(bundle, tmp_path / "one.txt", "--raw").stdout
+
+
+def test_logits_that_are_nan_are_a_bug(bundle, prompts, monkeypatch):
+    score = OnnxCausalLM.score
+
+    def broken(self, token_ids):
+        rows = score(self, token_ids)
+        rows[-1, 5] = np.nan
+        return rows
+
+    monkeypatch.setattr(OnnxCausalLM, "score", broken)
+    result = verify(bundle, prompts)
+    assert result.exit_code == 3
+    assert "NaN" in result.stdout
+
+
+def test_the_drafter_is_really_used(bundle, prompts, monkeypatch):
+    from omnidraft_npu.drafting import ModelDrafter
+
+    asked = []
+
+    def propose(self, max_draft_tokens, *_):
+        asked.append(max_draft_tokens)
+        return Proposal.EMPTY
+
+    monkeypatch.setattr(ModelDrafter, "propose", propose)
+    assert verify(bundle, prompts, "--draft-tokens", "2,5").exit_code == 0
+    assert {2, 5} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (["--draft-tokens", "0"], ["draft length"], 2),
+        (["--draft-tokens", "1;2"], ["1;2"], 2),
+        (["--tie-tolerance", "2"], ["tie_tolerance is 2"], 2),
+        (["--max-new-tokens", "0"], ["max_new_tokens"], 2),
+        (["--target", "nobody"], ["nobody"], 2),
+        (["--prompts", "no-such-file"], ["no-such-file"], 1),
+    ],
+)
+def test_bad_input_is_one_line(bundle, prompts, arguments, words, code):
+    result = verify(bundle, prompts, *arguments)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("Error: ")
+    for word in words:
+        assert word in last
