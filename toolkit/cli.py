@@ -34,6 +34,7 @@ class _Group(click.Group):
         "verify": "Check that drafting leaves the target's text alone.",
         "bench": "Measure acceptance and speed-up, task by task.",
         "inspect": "Show what is in a bundle.",
+        "cache": "Show, join or shrink learned spellings.",
         "pull": "Bring a model into the local store.",
     }
 

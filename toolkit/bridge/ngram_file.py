@@ -119,6 +119,25 @@ class NgramStore:
         tag = f"{self.key.drafter_sha256[:8]}-{self.key.target_sha256[:8]}"
         return self.path.with_name(f"{self.path.stem}.{tag}.safetensors")
 
+    def read(self) -> NgramEntries:
+        """The entries saved for this pair; none where none were.
+
+        Raises:
+            BundleError: there is a file that cannot be read.
+        """
+        path = self.own_path
+        return read_entries(path)[0] if path.exists() else NgramEntries.EMPTY
+
+    def replace(self, entries: NgramEntries) -> None:
+        """Save exactly these entries, but no more than the budget holds.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self.own_path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_entries(path, entries.pruned(self.max_bytes), self.key)
+
     def load(self) -> NgramEntries:
         """The entries saved for this pair; none where there is no file that can be used."""
         path = self.own_path
@@ -128,7 +147,7 @@ class NgramStore:
                 f"{path.name} is used"
             )
         try:
-            return self._read(path)
+            return self.read()
         except BundleError as error:
             self._tell(f"starting without learned spellings: {error}")
             return NgramEntries.EMPTY
@@ -141,27 +160,17 @@ class NgramStore:
         if not len(fresh):
             return
         try:
-            path = self.own_path
-            path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                saved = self._read(path)
+                saved = self.read()
             except BundleError:
-                path.replace(_free_name(path))
+                self.own_path.replace(_free_name(self.own_path))
                 saved = NgramEntries.EMPTY
-            write_entries(path, saved.merged(fresh).pruned(self.max_bytes), self.key)
+            self.replace(saved.merged(fresh))
         except OSError as error:
             self._tell(
                 f"learned spellings cannot be saved ({error.strerror}: {self.path.parent}): "
                 "they are lost at the end of this run; make that folder writable to keep them"
             )
-
-    def _read(self, path: Path) -> NgramEntries:
-        if not path.exists():
-            return NgramEntries.EMPTY
-        entries, key = read_entries(path)
-        if key != self.key:
-            raise BundleError(f"{path} was learned with other tokenizers ({key}): move it away")
-        return entries
 
     def _tell(self, message: str) -> None:
         if message not in self._told:
