@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, StoreError
-from .measuring import DraftLengths, load_prompts, use_raw_prompts
+from .measuring import DraftLengths, encode_prompts, load_prompts
 from .progress import stage_progress
 
 if TYPE_CHECKING:
     from omnidraft_npu.manifest import ModelEntry
     from omnidraft_npu.runtime.bench import BenchResult
-    from omnidraft_npu.runtime.session import Session
 
     from ..config import DecodeConfig
     from ..prompts import TaskPrompt
@@ -90,14 +89,10 @@ def command(
 
     from omnidraft_npu.runtime.bench import measure
 
-    def encode(session: "Session") -> list[list[int]]:
-        is_raw = use_raw_prompts(session, raw)
-        return [session.encode(one.prompt, raw=is_raw) for one in prompts]
-
     with stage_progress() as report:
         result = measure(
             bundle,
-            encode,
+            lambda session: encode_prompts(session, prompts, raw=raw),
             config,
             draft_tokens,
             target=target,

@@ -1,10 +1,12 @@
 """What `verify` and `bench` share: prompts, draft lengths, encoding."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import PromptError
 from ..prompts import TaskPrompt, builtin_prompts, first_of_each, read_prompts
 
 if TYPE_CHECKING:
@@ -46,12 +48,26 @@ def load_prompts(path: Path | None, per_task: int | None) -> list[TaskPrompt]:
     return first_of_each(builtin_prompts(), per_task or BUILTIN_PER_TASK)
 
 
-def use_raw_prompts(session: "Session", raw: bool) -> bool:
-    """Whether prompts are given bare: asked for, or there is no chat template (told on stderr)."""
+def encode_prompts(
+    session: "Session", prompts: Sequence[TaskPrompt], *, raw: bool
+) -> list[list[int]]:
+    """Target ids of every prompt; bare ones where asked for or without a chat template.
+
+    Raises:
+        PromptError: a prompt leaves no room for a response; told before any is decoded.
+    """
     if not raw and not session.has_chat_template:
         click.echo(
             f"{session.target_name} has no chat template: prompts are continued as they are",
             err=True,
         )
-        return True
-    return raw
+        raw = True
+    encoded = [session.encode(one.prompt, raw=raw) for one in prompts]
+    limit = session.pair.target.entry.context_length
+    for i, token_ids in enumerate(encoded):
+        if len(token_ids) >= limit:
+            raise PromptError(
+                f"prompt {i + 1} has {len(token_ids)} tokens and the context holds {limit}: "
+                "leave it out, or export with a larger --context-length"
+            )
+    return encoded

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError
-from .measuring import DraftLengths, load_prompts, use_raw_prompts
+from .measuring import DraftLengths, encode_prompts, load_prompts
 from .progress import stage_progress
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def command(
     from omnidraft_npu.runtime.verify import check_greedy, find_blindness
 
     session = open_session(bundle, target=target, threads=threads)
-    raw = use_raw_prompts(session, raw)
-    encoded = [session.encode(one.prompt, raw=raw) for one in prompts]
+    encoded = encode_prompts(session, prompts, raw=raw)
     blindness = find_blindness(session.pair, encoded)
     checks = []
     with stage_progress() as report:
