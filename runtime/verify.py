@@ -107,7 +107,8 @@ def _compare(
 ) -> PromptCheck:
     """Decode plainly and look at the logits where a drafted response has another token."""
     target = ObservedLM(pair.target.graph)
-    plain = Session(dataclasses.replace(pair, drafter=None), target=target)
+    alone = dataclasses.replace(pair, drafter=None, proposer=None)
+    plain = Session(alone, target=target)
     open_runs = dict(drafted)
     found: list[Difference] = []
     position = 0

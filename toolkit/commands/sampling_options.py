@@ -1,0 +1,40 @@
+"""Options of commands that decode by sampling; they mirror `SamplingConfig`, which checks them."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def sampling_options(command: Command) -> Command:
+    """Add the options that shape the target's law, all but the temperature."""
+    for option in reversed(
+        (
+            click.option(
+                "--top-k", default=0, show_default=True, help="Only so many likeliest; 0 for all."
+            ),
+            click.option(
+                "--top-p",
+                default=1.0,
+                show_default=True,
+                help="Only the likeliest that have this probability together.",
+            ),
+            click.option(
+                "--min-p",
+                default=0.0,
+                show_default=True,
+                help="Only those with this share of the likeliest one's probability.",
+            ),
+            click.option(
+                "--repetition-penalty",
+                default=1.0,
+                show_default=True,
+                help="Above 1 makes tokens that were there before less likely.",
+            ),
+            click.option("--seed", type=int, help="Of the random numbers."),
+        )
+    ):
+        command = option(command)
+    return command
