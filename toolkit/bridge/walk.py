@@ -64,7 +64,7 @@ class PlainWalk:
         if draw is None:
             visit = Visit(node=ROOT, branch=int(shared.argmax()))
         else:
-            drawn = _draw_branch(ROOT, relative_weights(shared, draw.temperature), 0.0, draw)
+            drawn = _draw_branch(ROOT, relative_weights(shared, draw.temperature), 0, draw)
             if drawn is None:
                 return None
             visit = drawn
@@ -105,9 +105,10 @@ class TrieWalk:
             raise ValueError(f"the trie holds piece {largest}, the drafter has {self._num_pieces}")
         self.trie = trie
         self._root_pieces = pieces.astype(np.int64)
-        self._aliases: dict[int, int] = dict(trie.aliases.tolist())
-        self._alias_pieces = trie.aliases[:, 0].astype(np.int64)
-        self._alias_starts = pieces.searchsorted(trie.aliases[:, 1])
+        aliases = trie.aliases[np.isin(trie.aliases[:, 1], pieces)]
+        self._aliases: dict[int, int] = dict(aliases.tolist())
+        self._alias_pieces = aliases[:, 0].astype(np.int64)
+        self._alias_starts = pieces.searchsorted(aliases[:, 1])
         self._scratch = np.empty(self._num_pieces, np.float32)
         self._root_mask = np.full(self._num_pieces, -np.inf, np.float32)
         self._root_mask[pieces] = 0.0
@@ -179,7 +180,7 @@ class TrieWalk:
         children = self.trie.children(node)[0] if node != ROOT else starts[:0]
         if node != ROOT and not len(self.trie.tokens(node)):
             weights = relative_weights(logits[children], draw.temperature)
-            visit = _draw_branch(node, weights, 0.0, draw)
+            visit = _draw_branch(node, weights, 0, draw)
             return None if visit is None else [visit]
         allowed = logits[np.concatenate([children, starts, self._alias_pieces])]
         weights = relative_weights(allowed, draw.temperature)
@@ -195,7 +196,7 @@ class TrieWalk:
             if visit is None or visit.branch != STOP:
                 return None if visit is None else [visit]
             visits.append(visit)
-        visit = _draw_branch(ROOT, starting, 0.0, draw)
+        visit = _draw_branch(ROOT, starting, 0, draw)
         return None if visit is None else [*visits, visit]
 
     def _choose(self, logits: Logits) -> list[Visit] | None:

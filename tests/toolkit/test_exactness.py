@@ -1,0 +1,61 @@
+"""Drafting leaves the target's law alone: total variation 0, in fractions."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from exact_laws import (
+    exact_arithmetic,
+    exact_law,
+    law_of_tokens,
+)
+from toy_drafting import NUM_TOKENS, ToyPair, conversation_distance, distance
+
+from omnidraft_npu import sampling
+from omnidraft_npu.sampling import sample
+
+LOSSLESS = ["direct", "cache", "full", "plain", "point", "cascade"]
+
+
+@pytest.mark.parametrize("mode", LOSSLESS)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_drafted_tokens_have_exactly_the_law_of_the_target(mode, k):
+    num_pairs = {1: 30, 2: 16, 3: 8} if mode != "plain" else {1: 8, 2: 3, 3: 1}
+    for seed in range(num_pairs[k]):
+        assert distance(ToyPair(seed), mode, k) == 0, seed
+
+
+def test_the_law_is_kept_over_several_rounds_of_one_conversation():
+    """Counters, caches and rewinding included: one `generate`, not one a round."""
+    for seed in range(3):
+        assert conversation_distance(ToyPair(seed)) == 0, seed
+
+
+def test_the_rule_of_the_paper_is_only_near_the_target():
+    distances = [float(distance(ToyPair(seed), "paper", 2)) for seed in range(20)]
+    assert sum(d > 0.005 for d in distances) > 5
+    assert max(distances) < 0.5
+
+
+def test_the_rule_of_the_paper_on_its_counterexample():
+    """Pieces f, l, x; g is spelled f l: it emits f 1/8, g 5/8, x 1/4, not 1/4, 1/2, 1/4."""
+    f, x, g = range(3)
+    pair = ToyPair(0)
+    pair.aliases, pair.runs = {}, {f: [0], x: [2], g: [0, 1]}
+    half, quarter, none = Fraction(1, 2), Fraction(1, 4), Fraction(0)
+    pair.drafter.history = 1
+    pair.drafter.table[:] = [half, none, half, none, none]
+    pair.drafter.table[0] = [none, half, half, none, none]  # after f
+    pair.target.table[:] = [quarter, quarter, half, *[none] * (NUM_TOKENS - 3)]
+    with exact_arithmetic():
+        drafted = law_of_tokens(pair.paper, pair.target, [x], 2, 1)
+        exact = law_of_tokens(pair.full, pair.target, [x], 2, 1)
+    assert exact == {(f,): quarter, (x,): quarter, (g,): half}
+    assert drafted == {(f,): Fraction(1, 8), (x,): quarter, (g,): Fraction(5, 8)}
+
+
+def test_sampling_a_long_law_by_blocks_is_exact(monkeypatch):
+    monkeypatch.setattr(sampling, "_BLOCK", 4)
+    weights = np.array([Fraction(int(n)) for n in np.random.default_rng(0).integers(0, 3, 31)])
+    law = exact_law(lambda generator: sample(weights, generator))
+    assert law == {i: w / weights.sum() for i, w in enumerate(weights) if w}

@@ -1,0 +1,96 @@
+"""The proof of exactness can fail: each of these bugs changes the law that it computes."""
+
+import inspect
+import textwrap
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+from toy_drafting import ToyPair, conversation_distance, distance
+
+from omnidraft_npu import speculative, verification
+from omnidraft_npu.bridge.trie import SpellingTrie
+from omnidraft_npu.bridge.walk import TrieWalk
+from omnidraft_npu.proposal import ROOT, STOP
+
+
+def rewrite(monkeypatch, module: ModuleType, name: str, old: str, new: str) -> None:
+    """Replace a function of a module by itself with one place of its source changed."""
+    source = textwrap.dedent(inspect.getsource(getattr(module, name)))
+    assert source.count(old) == 1, f"{name} has no single {old!r}"
+    namespace: dict[str, object] = {}
+    exec(source.replace(old, new), vars(module), namespace)
+    monkeypatch.setattr(module, name, namespace[name])
+
+
+def is_exact(mode: str = "full", k: int = 2) -> bool:
+    return all(distance(ToyPair(seed), mode, k) == 0 for seed in range(8))
+
+
+def test_without_a_bug_the_law_is_exact():
+    assert is_exact()
+    assert conversation_distance(ToyPair(0)) == 0
+
+
+def test_a_doubled_acceptance_ratio_is_noticed(monkeypatch):
+    rewrite(monkeypatch, verification, "walked_token", "< branch_mass", "< 2 * branch_mass")
+    assert not is_exact()
+
+
+def test_a_doubled_acceptance_ratio_of_certain_tokens_is_noticed(monkeypatch):
+    rewrite(monkeypatch, verification, "_accepted_or_redrawn", "< weights[", "< 2 * weights[")
+    assert not is_exact("point")
+
+
+@pytest.mark.parametrize("mode", ["full", "plain", "point"])
+def test_a_correction_from_the_whole_law_is_noticed(monkeypatch, mode):
+    monkeypatch.setattr(verification, "residual", lambda target, draft: target)
+    assert not is_exact(mode, k=1)
+
+
+def test_mass_of_the_children_left_in_the_law_after_stop_is_noticed(monkeypatch):
+    sound = TrieWalk._sample
+
+    def unsound(walk, logits, draw):
+        visits = sound(walk, logits, draw)
+        if visits and visits[0].branch == STOP:
+            stop, start = visits
+            law = start.branch_probs.copy()
+            pieces, _ = walk.trie.children(stop.node)
+            roots = walk.trie.children(ROOT)[0].tolist()
+            for piece, prob in zip(pieces.tolist(), stop.branch_probs, strict=False):
+                if piece in roots:
+                    law[roots.index(piece)] += prob / stop.branch_probs[STOP]
+            visits = [stop, replace(start, branch_probs=law * (1 / law.sum()))]
+        return visits
+
+    monkeypatch.setattr(TrieWalk, "_sample", unsound)
+    assert not is_exact()
+
+
+def test_group_sums_that_are_assigned_are_noticed(monkeypatch):
+    def assigned(trie, node, weights):
+        _, nodes = trie.children(node)
+        masses = [weights[trie.subtree_tokens(int(child))[-1]] for child in nodes]
+        return np.array([*masses, None], object)[:-1]
+
+    monkeypatch.setattr(SpellingTrie, "_child_masses", assigned)
+    assert not is_exact()
+
+
+def test_a_rewind_that_drops_one_token_too_many_is_noticed(monkeypatch):
+    rewrite(
+        monkeypatch,
+        speculative,
+        "generate",
+        "target.rewind(length - 1)",
+        "target.rewind(length - 2)",
+    )
+    assert any(conversation_distance(ToyPair(seed)) > 0 for seed in range(3))
+
+
+def test_a_dropped_run_is_noticed(monkeypatch):
+    """Where the budget ends inside the trie, the pieces drawn so far must still be verified."""
+    monkeypatch.setattr(TrieWalk, "visits", property(lambda walk: walk._closed))
+    assert not is_exact(k=1)
