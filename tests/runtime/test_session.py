@@ -1,11 +1,15 @@
 import itertools
+import json
+import shutil
 
 import onnxruntime
 import pytest
 from tiny_bundle import CONTEXT, write_bundle
 
+from omnidraft_npu.bridge.ngram_file import ngrams_path, read_entries
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.errors import BundleError, ConfigError, PromptError
+from omnidraft_npu.files import sha256_of
 from omnidraft_npu.runtime.session import Session, open_session
 
 PROMPTS = ("a", "abc cab b", "ccc aab  bca cab abcabc ba", " c")
@@ -182,3 +186,100 @@ def test_what_is_not_in_the_bundle_is_one_line(bundle, tmp_path):
         open_session(bundle, target="third")
     with pytest.raises(BundleError, match="is not a bundle"):
         open_session(tmp_path)
+
+
+@pytest.mark.parametrize("draft_mode", ["full", "cache", "direct", "paper"])
+@pytest.mark.parametrize("proposer", ["cascade", "model", "lookup"])
+def test_no_way_of_drafting_changes_the_text(bundle, tmp_path, proposer, draft_mode):
+    root = shutil.copytree(bundle, tmp_path / "bundle")
+    plain = open_session(root, threads=1, use_drafter=False)
+    options = {"proposer": proposer, "draft_mode": draft_mode}
+    drafted = open_session(root, threads=1, **options)
+    sources = set()
+    for prompt in PROMPTS:
+        prompt_ids = plain.encode(prompt, raw=True)
+        deltas = answer(drafted, prompt_ids)
+        assert ids_of(deltas) == ids_of(answer(plain, prompt_ids))
+        sources |= set(deltas[-1].stats.by_proposer)
+    assert sources == {"cascade": {"lookup", "model"}}.get(proposer, {proposer})
+    assert (root / "state").exists() == (draft_mode == "cache" and proposer != "lookup")
+
+
+def test_lookup_does_not_open_the_drafter(bundle, tmp_path):
+    root = shutil.copytree(bundle, tmp_path / "bundle")
+    for path in (root / "drafter" / "cpu").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    manifest = json.loads((root / "manifest.json").read_text())
+    for name, entry in manifest["files"].items():
+        entry["sha256"] = sha256_of(root / name)
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    session = open_session(root, threads=1, proposer="lookup")
+    stats = answer(session, session.encode("abc abc abc"))[-1].stats
+    assert set(stats.by_proposer) == {"lookup"}
+    assert stats.to_json()["draft_provider"] is None
+    with pytest.raises(Exception, match=r"(?i)protobuf|model"):
+        open_session(root, threads=1, proposer="model")
+
+
+def test_what_one_conversation_learned_the_next_one_knows(bundle, tmp_path):
+    root = shutil.copytree(bundle, tmp_path / "bundle")
+    first = open_session(root, threads=1, draft_mode="cache")
+    prompt_ids = first.encode("abc cab")
+    tokens = ids_of(answer(first, prompt_ids))
+    learned = {i: uses for i, _, uses in first._ngrams.entries()}
+    assert learned
+    assert all(tokens.count(i) == uses for i, uses in learned.items())
+    second = Session(first.pair)
+    assert {i: uses for i, _, uses in second._ngrams.entries()} == learned
+    answer(second, prompt_ids)
+    saved, _ = read_entries(ngrams_path(root, "other"))
+    assert {i: uses for i, _, uses in saved} == {i: 2 * uses for i, uses in learned.items()}
+
+
+def test_an_abandoned_response_saves_what_it_learned(bundle, tmp_path):
+    root = shutil.copytree(bundle, tmp_path / "bundle")
+    session = open_session(root, threads=1, draft_mode="cache")
+    stream = session.generate(session.encode("abc cab"), DecodeConfig(max_new_tokens=24))
+    for _ in range(12):
+        next(stream)
+    stream.close()
+    saved, _ = read_entries(ngrams_path(root, "other"))
+    assert list(saved) == list(session._ngrams.entries())
+
+
+@pytest.mark.parametrize("draft_mode", ["full", "cache"])
+@pytest.mark.parametrize("proposer", ["cascade", "lookup"])
+def test_acceptance_of_a_conversation_is_the_same_alone_and_interleaved(
+    bundle, tmp_path, proposer, draft_mode
+):
+    """llama.cpp #27852: n-grams of one request spoilt another's acceptance."""
+    root = shutil.copytree(bundle, tmp_path / "bundle")
+    first = open_session(root, threads=1, proposer=proposer, draft_mode=draft_mode)
+    pair = first.pair
+    prompts = [first.encode(p) for p in PROMPTS[1:3]]
+    alone = []
+    for prompt_ids in prompts:
+        shutil.rmtree(root / "state", ignore_errors=True)
+        alone.append([d.stats.accepted for d in answer(Session(pair), prompt_ids)][-1])
+    shutil.rmtree(root / "state", ignore_errors=True)
+    sessions = [Session(pair), Session(pair)]
+    config = DecodeConfig(max_new_tokens=24)
+    streams = [s.generate(p, config) for s, p in zip(sessions, prompts, strict=True)]
+    last = [None, None]
+    for deltas in itertools.zip_longest(*streams):
+        last = [delta or before for delta, before in zip(deltas, last, strict=True)]
+    assert [delta.stats.accepted for delta in last] == alone
+
+
+def test_a_damaged_cache_of_spellings_does_not_stop_decoding(bundle, tmp_path, caplog):
+    root = shutil.copytree(bundle, tmp_path / "bundle")
+    path = ngrams_path(root, "other")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"not a cache")
+    session = open_session(root, threads=1, draft_mode="cache")
+    prompt_ids = session.encode("abc")
+    plain = open_session(root, threads=1, use_drafter=False)
+    assert ids_of(answer(session, prompt_ids)) == ids_of(answer(plain, prompt_ids))
+    assert str(path) in caplog.text
+    assert path.with_name("other.unreadable-1.safetensors").read_bytes() == b"not a cache"
+    assert len(read_entries(path)[0]) > 0
