@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ConfigError, PromptError
+from .measuring import drafting_options
+from .sampling_options import sampling_options
 
 if TYPE_CHECKING:
-    from omnidraft_npu.runtime.opened_pair import ProposerName
+    from omnidraft_npu.runtime.opened_pair import DraftMode, ProposerName
     from omnidraft_npu.runtime.session import Delta, Session
 
     from ..config import DecodeConfig
@@ -38,14 +40,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Drafter tokens proposed in each round.",
 )
-@click.option(
-    "--proposer",
-    type=click.Choice(["cascade", "model", "lookup"]),
-    default="cascade",
-    show_default=True,
-    help="Draft with the drafter, with what followed earlier in the text, or with both.",
-)
+@drafting_options
 @click.option("--temperature", default=0.0, show_default=True, help="0 decodes greedily.")
+@sampling_options
 @click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
 @click.option(
     "--raw", is_flag=True, help="Give the model the bare prompt, without a chat template."
@@ -60,8 +57,14 @@ def command(
     target: str | None,
     max_new_tokens: int,
     draft_tokens: int,
+    draft_mode: "DraftMode",
     proposer: "ProposerName",
     temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    seed: int | None,
     threads: int | None,
     raw: bool,
     no_draft: bool,
@@ -71,7 +74,8 @@ def command(
     """Answer PROMPT with a target model, drafted for by a small one.
 
     The text goes to stdout as it is written, statistics to stderr. PROMPT may come from a
-    file or from stdin. Greedy decoding gives exactly what the target alone would write.
+    file or from stdin. Greedy decoding gives exactly what the target alone would write,
+    and sampling draws from exactly the target's probabilities.
 
     \b
     Examples:
@@ -84,7 +88,14 @@ def command(
     config = DecodeConfig(
         max_new_tokens=max_new_tokens,
         max_draft_tokens=draft_tokens,
-        sampling=SamplingConfig(temperature=temperature),
+        sampling=SamplingConfig(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        ),
     )
     text = _read_prompt(prompt, prompt_file)
     if bundle is None:
@@ -95,36 +106,52 @@ def command(
     from omnidraft_npu.runtime.session import open_session
 
     session = open_session(
-        bundle, target=target, threads=threads, use_drafter=not no_draft, proposer=proposer
+        bundle,
+        target=target,
+        threads=threads,
+        use_drafter=not no_draft,
+        proposer=proposer,
+        draft_mode=draft_mode,
     )
+    if draft_mode == "paper" and temperature > 0 and not no_draft:
+        click.echo(
+            "--draft-mode paper is approximate: sampled text does not have the target's law; "
+            "--draft-mode full does",
+            err=True,
+        )
     if not raw and not session.has_chat_template:
         click.echo(
             f"{session.target_name} has no chat template: the prompt is continued as it is",
             err=True,
         )
         raw = True
-    _answer(session, session.encode(text, raw=raw), config, as_json)
+    extra = {} if no_draft else {"draft_mode": draft_mode}
+    _answer(session, session.encode(text, raw=raw), config, extra if as_json else None)
 
 
 def _answer(
-    session: "Session", prompt_ids: list[int], config: "DecodeConfig", as_json: bool
+    session: "Session",
+    prompt_ids: list[int],
+    config: "DecodeConfig",
+    stats_of_json: dict[str, str] | None,
 ) -> None:
+    """Decode and print; with `stats_of_json` one document, whose statistics hold it too."""
     last: Delta | None = None
     text: list[str] = []
     token_ids: list[int] = []
     for last in session.generate(prompt_ids, config):
         text.append(last.text)
         token_ids += last.token_ids
-        if not as_json:
+        if stats_of_json is None:
             click.echo(last.text, nl=False)
     assert last is not None, "a response has at least one round"
-    if as_json:
+    if stats_of_json is not None:
         document = {
             "schema_version": 1,
             "text": "".join(text),
             "token_ids": token_ids,
             "finish_reason": last.finish_reason,
-            "stats": last.stats.to_json(),
+            "stats": last.stats.to_json() | stats_of_json,
         }
         click.echo(json.dumps(document, ensure_ascii=False, indent=2))
         return
