@@ -148,7 +148,7 @@ def _difference(
         drafted_token=drafted,
         logit_gap=gap,
         logit_range=spread,
-        is_near_tie=gap is not None and spread is not None and gap <= tie_tolerance * spread,
+        is_near_tie=gap is not None and spread is not None and 0 <= gap <= tie_tolerance * spread,
     )
 
 

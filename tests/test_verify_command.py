@@ -13,6 +13,7 @@ from omnidraft_npu.runtime.causal_lm import OnnxCausalLM
 from omnidraft_npu.runtime.observed_lm import ObservedLM
 
 PROMPTS = ("ab ba", "b", "a a b a a b", "cab", "bba")
+TWO = ("--per-task", "2")
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +226,90 @@ def test_bad_input_is_one_line(bundle, prompts, arguments, words, code):
     assert last.startswith("Error: ")
     for word in words:
         assert word in last
+
+
+@pytest.mark.parametrize("mode", ["full", "direct", "cache"])
+def test_samples_of_a_lossless_mode_follow_the_law(bundle, prompts, mode):
+    arguments = ("--temperature", "0.4", "--samples", "300", "--draft-mode", mode, "--json")
+    result = verify(bundle, prompts, *TWO, *arguments)
+    assert result.exit_code == 0, result.output
+    found = document(result)
+    (sampling,) = found["sampling"]
+    assert sampling["temperature"] == 0.4
+    assert sampling["threshold"] == 1e-3 / 2
+    assert found["prompts"] == []
+    for row in sampling["prompts"]:
+        assert row["num_samples"] == 300
+        assert row["first"]["num_degrees"] > 3
+        assert row["p_value"] >= sampling["threshold"]
+
+
+def test_second_tokens_are_tested_where_drafts_are_accepted(bundle, prompts):
+    arguments = ("--target", "same", "--proposer", "model", "--temperature", "0.3", "--json")
+    found = document(verify(bundle, prompts, *TWO, *arguments))
+    rows = found["sampling"][0]["prompts"]
+    assert all(row["second"]["num_degrees"] > 3 for row in rows)
+    assert found["outcome"] == "equal"
+
+
+def test_a_wrong_law_of_the_second_token_is_caught(bundle, prompts, monkeypatch):
+    """From the second place of a round on, the law is another temperature's."""
+    from omnidraft_npu import verification
+
+    decide = verification._decide
+    monkeypatch.setattr(
+        verification, "_decide", lambda p, i, w, rng: decide(p, i, w**0.6 if i else w, rng)
+    )
+    arguments = ("--target", "same", "--proposer", "model", "--temperature", "0.3")
+    result = verify(bundle, prompts, *TWO, *arguments, "--samples", "400", "--json")
+    assert result.exit_code == 3
+    rows = document(result)["sampling"][0]["prompts"]
+    assert min(row["second"]["p_value"] for row in rows) < 1e-6
+    assert min(row["first"]["p_value"] for row in rows) > 1e-3
+
+
+def test_the_papers_rule_is_caught_when_sampling_and_not_when_greedy(bundle, prompts):
+    arguments = ("--proposer", "model", "--draft-mode", "paper", "--samples", "1000")
+    assert verify(bundle, prompts, *TWO, *arguments).exit_code == 0
+    result = verify(bundle, prompts, *TWO, *arguments, "--temperature", "0", "--temperature", "1")
+    assert result.exit_code == 3
+    assert "samples do not follow the target's law, p = " in result.stdout
+    assert "2 equal, 0 parted" in result.stdout
+
+
+def test_drafts_accepted_too_often_are_caught(bundle, prompts, monkeypatch):
+    """The ratio of the target's to the drafter's probability counts double."""
+    from omnidraft_npu import verification
+
+    class Doubled:
+        def __init__(self, rng):
+            self.rng = rng
+
+        def random(self):
+            return self.rng.random() / 2
+
+    decide = verification._decide
+    monkeypatch.setattr(verification, "_decide", lambda p, i, w, rng: decide(p, i, w, Doubled(rng)))
+    result = verify(bundle, prompts, *TWO, "--temperature", "1", "--samples", "400")
+    assert result.exit_code == 3
+    assert "wrong" in result.stdout
+
+
+def test_a_token_that_top_k_rules_out_is_caught(bundle, prompts, monkeypatch):
+    from omnidraft_npu import sampling
+
+    arguments = ("--temperature", "1", "--top-k", "3", "--samples", "60")
+    assert verify(bundle, prompts, *TWO, *arguments).exit_code == 0
+    rows = sampling.TargetRows
+
+    def without_top_k(config, logits, draft_ids, seen):
+        if len(draft_ids):
+            object.__setattr__(config, "top_k", 0)
+        return rows(config, logits, draft_ids, seen)
+
+    monkeypatch.setattr(sampling, "TargetRows", without_top_k)
+    result = verify(bundle, prompts, *TWO, *arguments, "--json")
+    assert result.exit_code == 3
+    row = document(result)["sampling"][0]["prompts"][0]
+    assert row["p_value"] == 0
+    assert row["first"]["statistic"] is None

@@ -63,9 +63,7 @@ def chi_square(counts: npt.NDArray[np.int64], probs: npt.NDArray[np.float64]) ->
     alone, pooled = order[:num_alone], order[num_alone:]
     bins = np.append(expected[alone], expected[pooled].sum())
     seen = np.append(counts[alone], counts[pooled].sum())
-    return ChiSquare(
-        statistic=float(np.sum((seen - bins) ** 2 / bins)), num_degrees=len(bins) - 1
-    )
+    return ChiSquare(statistic=float(np.sum((seen - bins) ** 2 / bins)), num_degrees=len(bins) - 1)
 
 
 def _upper_gamma(a: float, x: float) -> float:
