@@ -104,11 +104,12 @@ class TrieWalk:
         if largest >= self._num_pieces:
             raise ValueError(f"the trie holds piece {largest}, the drafter has {self._num_pieces}")
         self.trie = trie
-        self._root_pieces = pieces.astype(np.int64)
+        self._start_at = np.full(self._num_pieces, -1)
+        self._start_at[pieces] = np.arange(len(pieces))
         aliases = trie.aliases[np.isin(trie.aliases[:, 1], pieces)]
         self._aliases: dict[int, int] = dict(aliases.tolist())
-        self._alias_pieces = aliases[:, 0].astype(np.int64)
-        self._alias_starts = pieces.searchsorted(aliases[:, 1])
+        self._starts = np.concatenate([pieces, aliases[:, 0]]).astype(np.int64)
+        self._alias_starts = self._start_at[aliases[:, 1]]
         self._scratch = np.empty(self._num_pieces, np.float32)
         self._root_mask = np.full(self._num_pieces, -np.inf, np.float32)
         self._root_mask[pieces] = 0.0
@@ -176,20 +177,22 @@ class TrieWalk:
         STOP has the mass of all pieces that are not children. The piece after it has the
         same law without the children.
         """
-        node, starts = self._node, self._root_pieces
-        children = self.trie.children(node)[0] if node != ROOT else starts[:0]
+        node = self._node
+        children = self.trie.children(node)[0] if node != ROOT else self._starts[:0]
         if node != ROOT and not len(self.trie.tokens(node)):
             weights = relative_weights(logits[children], draw.temperature)
             visit = _draw_branch(node, weights, 0, draw)
             return None if visit is None else [visit]
-        allowed = logits[np.concatenate([children, starts, self._alias_pieces])]
+        allowed = np.concatenate([logits[children], logits.take(self._starts)])
         weights = relative_weights(allowed, draw.temperature)
-        extending, starting, aliased = np.split(
-            weights, [len(children), len(children) + len(starts)]
-        )
-        starting[np.flatnonzero(np.isin(starts, children))] = 0
-        for i, weight in zip(self._alias_starts, aliased, strict=True):
-            starting[i] += weight
+        extending, starting = weights[: len(children)], weights[len(children) :]
+        num_aliases = len(self._alias_starts)
+        if num_aliases:
+            starting, aliased = starting[:-num_aliases], starting[-num_aliases:]
+        at = self._start_at[children]
+        starting[at[at >= 0]] = 0
+        if num_aliases:
+            np.add.at(starting, self._alias_starts, aliased)
         visits: list[Visit] = []
         if node != ROOT:
             visit = _draw_branch(node, extending, total(starting), draw)
@@ -237,10 +240,11 @@ class TrieWalk:
 
 def _draw_branch(node: int, weights: Probs, stop: Any, draw: Draw) -> Visit | None:
     """One of a node's children by their weights, or STOP by its own; None where all are 0."""
-    law = np.append(weights, stop)
+    number = weights.dtype.type
+    law = np.append(weights, number(stop))
     whole = total(law)
     if not whole > 0:
         return None
-    law = law * (1 / whole)
+    law *= number(1 / whole)
     branch = sample(law, draw.rng)
     return Visit(node=node, branch=branch if branch < len(weights) else STOP, branch_probs=law)
