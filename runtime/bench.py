@@ -11,6 +11,7 @@ from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.memory import peak_rss_bytes
 from omnidraft_npu.statistics import DecodeStats
 
+from .opened_pair import DraftMode, ProposerName
 from .session import Session, open_session
 
 _WARM_UP_TOKENS = 8
@@ -72,6 +73,8 @@ def measure(
     *,
     target: str | None = None,
     threads: int | None = None,
+    proposer: ProposerName = "cascade",
+    draft_mode: DraftMode = "full",
     repeats: int = 3,
     report: Report,
 ) -> BenchResult:
@@ -87,6 +90,7 @@ def measure(
         draft_lengths: Every k to measure.
         target: Name of the target; None for the bundle's default.
         threads: Threads of one operator.
+        proposer, draft_mode: What drafts, and how; see `open_session`.
         repeats: Responses to each prompt.
         report: Told of progress.
 
@@ -98,7 +102,9 @@ def measure(
     alone = _measure_setting(session, prompts, config, repeats, "target alone", report)
     del session
     gc.collect()
-    session = open_session(bundle, target=target, threads=threads)
+    session = open_session(
+        bundle, target=target, threads=threads, proposer=proposer, draft_mode=draft_mode
+    )
     drafted = {
         k: _measure_setting(
             session,

@@ -35,12 +35,14 @@ _SPREAD = (
 """Metrics whose percentiles over prompts are given."""
 
 
-def rows_of(result: BenchResult, prompts: Sequence[TaskPrompt]) -> list[dict[str, Any]]:
+def rows_of(
+    result: BenchResult, prompts: Sequence[TaskPrompt], *, is_greedy: bool
+) -> list[dict[str, Any]]:
     """A row for each draft length and prompt.
 
     Counts and decode times are those of the run of median speed, so that they fit together;
     `ttft_s` and `prefill_tokens_per_s` are medians over the repeats, and the percentiles
-    of a round are over the rounds of all of them.
+    of a round are over the rounds of all of them. Sampled texts are not compared.
     """
     rows = []
     for k, measurements in result.drafted.items():
@@ -53,7 +55,7 @@ def rows_of(result: BenchResult, prompts: Sequence[TaskPrompt]) -> list[dict[str
                     "task": prompt.task,
                     "draft_tokens": k,
                     "num_tokens": one.median.stats.num_tokens,
-                    "is_equal": is_equal(alone, one),
+                    "is_equal": is_equal(alone, one) if is_greedy else None,
                     **_metrics([one], speedup=speedup),
                     "target_alone": _only_alone(_metrics([alone])),
                 }
@@ -97,9 +99,10 @@ def _by_length(
     for number, (k, measurements) in enumerate(result.drafted.items()):
         own = [rows[number * len(measurements) + i] for i in chosen]
         speedup = math.exp(statistics.fmean(math.log(row["speedup"]) for row in own))
+        equal = [row["is_equal"] for row in own]
         lengths[k] = {
             "num_tokens": sum(row["num_tokens"] for row in own),
-            "is_equal": all(row["is_equal"] for row in own),
+            "is_equal": None if None in equal else all(equal),
             **_metrics([measurements[i] for i in chosen], speedup=speedup),
             "percentiles": {name: _percentiles(row[name] for row in own) for name in _SPREAD},
         }

@@ -40,6 +40,12 @@ def bench(bundle, prompts, *arguments):
     return CliRunner().invoke(cli, [*fixed, *arguments])
 
 
+def measured(bundle, prompts, *arguments):
+    result = bench(bundle, prompts, "--draft-tokens", "2", "--repeats", "1", "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
 @pytest.fixture(scope="module")
 def document(bundle, prompts):
     result = bench(bundle, prompts, "--draft-tokens", "1,3", "--json")
@@ -121,6 +127,30 @@ def test_the_speedup_is_over_the_target_alone_in_the_same_run(document):
         alone = row["target_alone"]["decode_tokens_per_s"]
         assert row["speedup"] == pytest.approx(row["decode_tokens_per_s"] / alone)
         assert math.isfinite(row["speedup"])
+
+
+@pytest.mark.parametrize("mode", ["full", "direct", "cache", "paper"])
+def test_every_mode_can_be_measured(bundle, prompts, mode):
+    found = measured(bundle, prompts, "--proposer", "model", "--draft-mode", mode)
+    assert found["environment"]["draft_mode"] == mode
+    assert found["environment"]["proposer"] == "model"
+    assert found["summary"]["all"]["is_equal"] is True
+    assert set(found["summary"]["all"]["by_proposer"]) == {"model"}
+
+
+def test_lookup_is_measured_without_a_drafter(bundle, prompts):
+    found = measured(bundle, prompts, "--proposer", "lookup")
+    assert found["environment"]["drafter"] is None
+    assert found["environment"]["draft_provider"] is None
+    assert found["summary"]["all"]["draft_share"] == 0
+
+
+def test_sampled_texts_are_not_compared(bundle, prompts):
+    found = measured(bundle, prompts, "--temperature", "0.7", "--top-k", "5", "--seed", "3")
+    assert found["environment"]["temperature"] == 0.7
+    assert found["environment"]["top_k"] == 5
+    assert [row["is_equal"] for row in found["rows"]] == [None] * 3
+    assert found["summary"]["all"]["is_equal"] is None
 
 
 def test_the_target_is_measured_before_the_drafter_is_opened(bundle, prompts, monkeypatch):

@@ -29,6 +29,21 @@ def require_matplotlib() -> None:
         ) from error
 
 
+def title_of(environment: dict[str, Any]) -> str:
+    """What was measured, in a line; from a document of `bench`."""
+    target, drafter = environment["target"], environment["drafter"]
+    kind = {"cascade": " and prompt lookup draft", "model": " drafts"}
+    who = "prompt lookup drafts"
+    if drafter is not None:
+        who = drafter["name"] + kind[environment["proposer"]]
+    temperature = environment["temperature"]
+    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    return (
+        f"{who} for {target['name']}, {target['precision']}, {how}, "
+        f"on {environment['target_provider']}"
+    )
+
+
 def plot_bench(document: dict[str, Any], path: Path) -> None:
     """Write a PNG of acceptance and speed-up by task and draft length.
 
@@ -49,12 +64,7 @@ def plot_bench(document: dict[str, Any], path: Path) -> None:
     bottom.set_ylabel("decode speed over\nthe target alone (×)")
     bottom.axhline(1.0, color=_INK, linewidth=1, linestyle="--", zorder=3)
     bottom.margins(y=0.15)
-    environment = document["environment"]
-    figure.suptitle(
-        f"{environment['drafter']['name']} drafts for {environment['target']['name']}, "
-        f"{environment['target']['precision']}, on {environment['target_provider']}",
-        color=_INK,
-    )
+    figure.suptitle(title_of(document["environment"]), color=_INK)
     figure.legend(
         *top.get_legend_handles_labels(),
         loc="outside lower center",

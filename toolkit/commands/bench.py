@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, StoreError
-from .measuring import DraftLengths, encode_prompts, load_prompts
+from .measuring import DraftLengths, drafting_options, encode_prompts, load_prompts
 from .progress import stage_progress
+from .sampling_options import sampling_options
 
 if TYPE_CHECKING:
     from omnidraft_npu.manifest import ModelEntry
     from omnidraft_npu.runtime.bench import BenchResult
+    from omnidraft_npu.runtime.opened_pair import DraftMode, ProposerName
 
-    from ..config import DecodeConfig
     from ..prompts import TaskPrompt
 
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Draft lengths to measure.",
 )
+@drafting_options
+@click.option("--temperature", default=0.0, show_default=True, help="0 decodes greedily.")
+@sampling_options
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
@@ -58,11 +62,15 @@ def command(
     per_task: int | None,
     max_new_tokens: int,
     draft_tokens: tuple[int, ...],
+    proposer: "ProposerName",
+    draft_mode: "DraftMode",
+    temperature: float,
     repeats: int,
     threads: int | None,
     raw: bool,
     as_json: bool,
     plot: Path | None,
+    **sampling: Any,
 ) -> None:
     """Measure acceptance and speed-up, task by task and draft length by draft length.
 
@@ -76,7 +84,7 @@ def command(
       omnidraft-npu bench -b bundle --prompts mine.jsonl --draft-tokens 4 --json
       omnidraft-npu bench -b bundle --per-task 8 --plot bench.png
     """
-    from ..config import DecodeConfig
+    from ..config import DecodeConfig, SamplingConfig
 
     if plot is not None:
         from ..plots import require_matplotlib
@@ -84,7 +92,10 @@ def command(
         require_matplotlib()
         if not plot.absolute().parent.is_dir():
             raise ConfigError(f"the folder of --plot {plot} does not exist: make it first")
-    config = DecodeConfig(max_new_tokens=max_new_tokens)
+    config = DecodeConfig(
+        max_new_tokens=max_new_tokens,
+        sampling=SamplingConfig(temperature=temperature, **sampling),
+    )
     prompts = load_prompts(prompts_file, per_task)
 
     from omnidraft_npu.runtime.bench import measure
@@ -97,10 +108,22 @@ def command(
             draft_tokens,
             target=target,
             threads=threads,
+            proposer=proposer,
+            draft_mode=draft_mode,
             repeats=repeats,
             report=report,
         )
-    document = _document(result, prompts, config, repeats=repeats, threads=threads)
+    settings = {
+        "threads": threads,
+        "proposer": proposer,
+        "draft_mode": draft_mode,
+        "draft_tokens": draft_tokens,
+        "max_new_tokens": max_new_tokens,
+        "repeats": repeats,
+        "temperature": temperature,
+        **sampling,
+    }
+    document = _document(result, prompts, settings)
     if as_json:
         click.echo(json.dumps(document, ensure_ascii=False, indent=2))
     else:
@@ -113,28 +136,21 @@ def command(
 def _document(
     result: "BenchResult",
     prompts: "list[TaskPrompt]",
-    config: "DecodeConfig",
-    *,
-    repeats: int,
-    threads: int | None,
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
     from omnidraft_npu.runtime.bench_report import rows_of, summary_of
 
     from ..machine import describe_machine
 
     pair = result.session.pair
-    assert pair.drafter is not None, "the session that drafted has a drafter"
-    rows = rows_of(result, prompts)
+    rows = rows_of(result, prompts, is_greedy=settings["temperature"] == 0)
     environment = {
         **describe_machine(),
         "target": _describe_model(pair.target.entry),
-        "drafter": _describe_model(pair.drafter.entry),
+        "drafter": None if pair.drafter is None else _describe_model(pair.drafter.entry),
         "target_provider": result.session.target_provider,
         "draft_provider": result.session.draft_provider,
-        "threads": threads,
-        "draft_tokens": list(result.drafted),
-        "max_new_tokens": config.max_new_tokens,
-        "repeats": repeats,
+        **settings,
     }
     return {
         "schema_version": 1,
@@ -157,11 +173,9 @@ def _print_table(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    environment = document["environment"]
-    table = Table(
-        title=f"{environment['drafter']['name']} drafts for {environment['target']['name']} "
-        f"({environment['target']['precision']}, {environment['target_provider']})"
-    )
+    from ..plots import title_of
+
+    table = Table(title=title_of(document["environment"]))
     for name in ("task", "k", "accepted", "of tested", "tokens a round", "bytes a round"):
         table.add_column(name, justify="left" if name == "task" else "right")
     for name in ("tok/s alone", "tok/s", "speed-up", "draft", "verify", "bridge", "ttft"):
@@ -195,7 +209,7 @@ def _percent(part: float | None, digits: int = 0) -> str:
 
 
 def _tell_differences(document: dict[str, Any]) -> None:
-    wrong = [row for row in document["rows"] if not row["is_equal"]]
+    wrong = [row for row in document["rows"] if row["is_equal"] is False]
     if wrong:
         click.echo(
             f"{len(wrong)} of {len(document['rows'])} texts differ from the target's own: "
