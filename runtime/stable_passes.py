@@ -7,8 +7,8 @@ and float32 products alike are free of this for two rows or more, so a single to
 twice in one pass; and attention's products over more than 128 channels change their order
 where the last block of 128 keys is half full, so no pass crosses that place.
 
-Measured with onnxruntime 1.32 on x86_64 with AVX-512 (tests/runtime/test_stable_passes.py,
-tests/test_real_pair.py); another kernel may differ, by as little as two float32 sums do.
+Measured with onnxruntime 1.32 on x86_64, AVX-512 and AVX2 (docs/exactness.md); the kernels of
+another processor may differ, and tests/runtime/test_stable_passes.py tells.
 """
 
 _KEY_BLOCK = 128
