@@ -27,15 +27,13 @@ class Cascade:
         """Choose between these; both belong to this object from now on."""
         self._lookup = lookup
         self._fallback = fallback
-        self._begin_round()
-        self._expected = dict(_FIRST_GUESS)
+        self._forget()
 
     def begin(self, context: Sequence[int]) -> None:
         """Follow a new context; what was learned of proposers in the old is forgotten."""
         self._lookup.begin(context)
         self._fallback.begin(context)
-        self._begin_round()
-        self._expected = dict(_FIRST_GUESS)
+        self._forget()
 
     def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
         """A proposal of lookup or of the other; empty where that one has none."""
@@ -61,6 +59,10 @@ class Cascade:
         self._begin_round()
         self._lookup.observe(token_ids)
         self._fallback.observe(token_ids)
+
+    def _forget(self) -> None:
+        self._expected = dict(_FIRST_GUESS)
+        self._begin_round()
 
     def _begin_round(self) -> None:
         self._draft, self._budget, self._choice = Proposal.EMPTY, 0, _FALLBACK

@@ -61,11 +61,9 @@ class PromptLookup:
         at, _ = self.match()
         if at is None or max_draft_tokens < 1:
             return Proposal.EMPTY
-        period = len(self._tokens) - at
         tail = self._tokens[at : at + max_draft_tokens]
-        return Proposal(
-            token_ids=tuple(tail[i % period] for i in range(max_draft_tokens)), source="lookup"
-        )
+        repeated = (tail[i % len(tail)] for i in range(max_draft_tokens))
+        return Proposal(token_ids=tuple(repeated), source="lookup")
 
     def match(self) -> tuple[int | None, int]:
         """Position of the first token to propose, and how many tokens matched before it."""

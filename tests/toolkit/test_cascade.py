@@ -133,3 +133,6 @@ def test_nothing_is_learned_of_a_round_without_a_proposal(budget):
         cascade.propose(budget)
     cascade.observe([0])
     assert (cascade._expected == before) == (budget == 0)
+    after = dict(cascade._expected)
+    cascade.observe([0])
+    assert cascade._expected == after

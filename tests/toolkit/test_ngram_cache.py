@@ -129,6 +129,27 @@ def test_what_was_emitted_is_drafted_from_then_on(hard_pair):
     assert [(i, uses) for i, _, uses in cache.entries()] == [(token_id, 1)]
 
 
+def test_the_drafter_proposes_what_it_has_learned_and_not_before(hard_pair):
+    encoder, target = hard_pair
+    token_id = next(i for i in ngrams_of(target) if target.lengths[i] == 2)
+    (run,) = encoder.encode_batch([target.token_bytes(token_id)])
+    table = np.zeros((encoder.vocabulary.size,) * 2)
+    table[:, run[0]] = 1.0
+    table[run[0], run[1]] = 2.0  # the drafter writes that token's bytes again and again
+    drafter = CachedDrafter(
+        MarkovModel(table),
+        ByteBridge(encoder, target),
+        make_cache(encoder, target),
+        num_pieces=encoder.vocabulary.size,
+    )
+    drafter.begin([1, token_id])
+    assert token_id not in drafter.propose(4).token_ids
+    drafter.observe([token_id])
+    proposal = drafter.propose(4)
+    assert token_id in proposal.token_ids
+    assert proposal.trie is drafter._ngrams.trie
+
+
 def test_direct_and_special_tokens_are_no_entries(hard_pair):
     encoder, target = hard_pair
     cache = make_cache(encoder, target)
@@ -141,12 +162,12 @@ def test_the_least_used_go_first_and_of_these_the_least_recently_used(hard_pair)
     encoder, target = hard_pair
     a, b, c, d, e = [i for i in ngrams_of(target) if target.lengths[i] == 2][:5]
     cache = make_cache(encoder, target, max_bytes=4 * 20)
-    cache.observe([a, b, c, d, a, b, a])
-    assert [i for i, _, _ in cache.entries()] == [c, d, b, a]
-    cache.observe([c])
-    assert [i for i, _, _ in cache.entries()] == [d, b, c, a]
+    cache.observe([a, b, c, d, a, c, a])
+    assert [i for i, _, _ in cache.entries()] == [b, d, c, a]
+    cache.observe([b])  # as often as c, and later
+    assert [i for i, _, _ in cache.entries()] == [d, c, b, a]
     cache.observe([e])  # too much: an eighth of the budget and what exceeds it is freed
-    assert [(i, uses) for i, _, uses in cache.entries()] == [(b, 2), (c, 2), (a, 3)]
+    assert [(i, uses) for i, _, uses in cache.entries()] == [(c, 2), (b, 2), (a, 3)]
     assert cache.trie.token_nodes[[d, e]].tolist() == [-1, -1]
     cache.observe([e, e, e, e, e])
     assert [(i, uses) for i, _, uses in cache.entries()][-1] == (e, 5)
