@@ -1,0 +1,204 @@
+"""The target's law is Hugging Face's, option by option, and knows its context."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markov_model import MarkovModel
+
+from omnidraft_npu.bridge.following import IdentityBridge
+from omnidraft_npu.bridge.walk import PlainWalk
+from omnidraft_npu.config import DecodeConfig, SamplingConfig
+from omnidraft_npu.drafting import ModelDrafter
+from omnidraft_npu.errors import ConfigError
+from omnidraft_npu.lookup import PromptLookup
+from omnidraft_npu.sampling import TargetLaw, sample
+from omnidraft_npu.speculative import generate
+
+OPTIONS = [
+    {},
+    {"top_k": 7},
+    {"top_k": 4000},
+    {"top_p": 0.8},
+    {"top_p": 0.999},
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.8},
+    {"top_k": 50, "top_p": 0.7, "min_p": 0.05, "repetition_penalty": 1.2},
+]
+
+
+def reference(logits, context, temperature, *, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1):
+    """Hugging Face's processors in the order in which its `generate` applies them."""
+    torch = pytest.importorskip("torch")
+    processors = pytest.importorskip("transformers").generation.logits_process
+    chain = [processors.RepetitionPenaltyLogitsProcessor(float(repetition_penalty))]
+    chain.append(processors.TemperatureLogitsWarper(temperature))
+    if top_k:
+        chain.append(processors.TopKLogitsWarper(top_k))
+    if top_p < 1:
+        chain.append(processors.TopPLogitsWarper(top_p))
+    if min_p:
+        chain.append(processors.MinPLogitsWarper(min_p))
+    scores, ids = torch.tensor(logits[None]), torch.tensor([context])
+    for processor in chain:
+        scores = processor(ids, scores)
+    return torch.softmax(scores[0].double(), -1).numpy()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("vocab", "spread"), [(60, 2.0), (5000, 1.0), (5000, 6.0)])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_rows_have_the_law_of_hugging_face(rng, options, vocab, spread, temperature):
+    logits = (rng.normal(size=(4, vocab)) * spread).astype(np.float32)
+    context, drafts = rng.integers(0, vocab, 30).tolist(), rng.integers(0, vocab, 3).tolist()
+    law = TargetLaw(SamplingConfig(temperature=temperature, **options), context[:20])
+    law.observe(context[20:])
+    rows = law.rows(logits, drafts)
+    for i in range(4):
+        weights = rows.weights(i).astype(np.float64)
+        expected = reference(logits[i], context + drafts[:i], temperature, **options)
+        np.testing.assert_allclose(weights / weights.sum(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"top_k": 2}, [1, 2, 4]),  # equal to the second
+        ({"top_p": 0.5}, [1, 2]),  # of equal ones the lowest ids
+        ({"top_p": 1e-9}, [1]),
+        ({"top_k": 1, "top_p": 0.1}, [1]),
+        ({"min_p": 1.0}, [1, 2, 4]),
+    ],
+)
+def test_ties_go_to_the_lowest_ids(options, kept):
+    logits = np.array([[-9, 3, 3, -9, 3]], np.float32)
+    law = TargetLaw(SamplingConfig(temperature=1.0, **options), ())
+    weights = law.rows(logits, ()).weights(0)
+    assert np.flatnonzero(weights).tolist() == kept
+    assert law.rows(logits, ()).choice(0) == 1
+
+
+def test_rows_and_drafts_must_belong_together():
+    law = TargetLaw(SamplingConfig(), ())
+    with pytest.raises(ValueError, match="2 drafts need 3 rows of logits, got 2"):
+        law.rows(np.zeros((2, 4), np.float32), (1, 2))
+
+
+@pytest.mark.parametrize("size", [1, 5, 3000, 5000])
+def test_samples_are_drawn_by_weight_and_never_of_none(rng, size):
+    weights = rng.random(size).astype(np.float32) ** 4
+    weights[rng.random(size) < 0.5] = 0
+    weights[size // 2] = weights.sum() / 2 + 1
+    drawn = np.bincount([sample(weights, rng) for _ in range(4000)], minlength=size)
+    assert not drawn[weights == 0].any()
+    share = weights[size // 2] / weights.sum()
+    assert abs(drawn[size // 2] / 4000 - share) < 5 * np.sqrt(share * (1 - share) / 4000) + 1e-9
+
+
+class _Highest:
+    """The largest number that a generator gives."""
+
+    def random(self):
+        return 1 - 2**-53
+
+
+@pytest.mark.parametrize("size", [4, 5000])
+def test_the_end_of_the_range_is_not_left(size):
+    weights = np.zeros(size, np.float32)
+    weights[:3] = [0.1, 0.7, 0.2]
+    assert sample(weights, _Highest()) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.1}, r"temperature is -0.1, must be 0 or more: use --temperature"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"top_k": -1}, "top_k is -1, must not be negative: use --top-k 0"),
+        ({"top_p": 0.0}, "top_p is 0.0, must be above 0 and at most 1: use --top-p 1"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"min_p": -0.1}, "min_p is -0.1, must be from 0 to 1: use --min-p 0"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, must be above 0"),
+        ({"seed": -1}, "seed is -1, must not be negative"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        SamplingConfig(**options)
+
+
+def decode(proposer, target, prompt, k, **options):
+    target.rewind(0)
+    config = DecodeConfig(max_new_tokens=40, max_draft_tokens=k, sampling=SamplingConfig(**options))
+    rounds = list(generate(proposer, target, prompt, config))
+    return [i for r in rounds for i in r.verdict.token_ids], rounds
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), k=st.integers(1, 8))
+def test_greedy_drafted_text_equals_plain_text_under_a_repetition_penalty(seed, k):
+    rng = np.random.default_rng(seed)
+    table = rng.normal(size=(20, 20))
+    target = MarkovModel(table, history=2)
+    drafter = MarkovModel(table + 0.3 * rng.normal(size=(20, 20)), history=2)
+    prompt = rng.integers(0, 20, 5).tolist()
+    plain, _ = decode(None, target, prompt, k, repetition_penalty=1.5)
+    without, _ = decode(None, target, prompt, k)
+    assert plain != without
+    model = ModelDrafter(drafter, IdentityBridge(20), PlainWalk(20))
+    for proposer in (model, PromptLookup(min_ngram=1)):
+        drafted, _ = decode(proposer, target, prompt, k, repetition_penalty=1.5)
+        assert drafted == plain
+
+
+def test_a_seed_fixes_the_text_and_no_seed_does_not(rng):
+    table = rng.normal(size=(20, 20))
+    target, drafter = MarkovModel(table), MarkovModel(table + rng.normal(size=(20, 20)))
+    proposer = ModelDrafter(drafter, IdentityBridge(20), PlainWalk(20))
+    texts = [decode(proposer, target, [3], 4, temperature=1.0, seed=s)[0] for s in (5, 5, 6)]
+    assert texts[0] == texts[1] != texts[2]
+    assert (
+        decode(proposer, target, [3], 4, temperature=1.0)[0]
+        != decode(proposer, target, [3], 4, temperature=1.0)[0]
+    )
+
+
+def test_greedy_decoding_draws_no_random_number(rng, monkeypatch):
+    monkeypatch.setattr(np.random, "default_rng", None)
+    table = rng.normal(size=(20, 20))
+    decode(
+        ModelDrafter(MarkovModel(table), IdentityBridge(20), PlainWalk(20)),
+        MarkovModel(table),
+        [3],
+        4,
+        top_k=3,
+        top_p=0.5,
+        seed=1,
+    )
+
+
+def test_a_drafter_equal_to_the_target_is_hardly_ever_rejected(rng):
+    table = rng.normal(size=(20, 20))
+    proposer = ModelDrafter(MarkovModel(table, history=2), IdentityBridge(20), PlainWalk(20))
+    target = MarkovModel(table, history=2)
+    _, rounds = decode(proposer, target, [3], 4, temperature=1.0, seed=0)
+    assert all(r.verdict.num_accepted == r.num_proposed for r in rounds)
+
+
+@pytest.mark.slow
+def test_nine_rows_of_a_large_vocabulary_take_two_milliseconds(rng):
+    logits = rng.normal(size=(9, 152_000)).astype(np.float32)
+    law = TargetLaw(SamplingConfig(temperature=0.8), ())
+    times = []
+    for _ in range(30):
+        start = time.perf_counter()
+        rows = law.rows(logits, range(8))
+        for i in range(9):
+            rows.weights(i)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.002
