@@ -11,7 +11,8 @@ import numpy.typing as npt
 from omnidraft_npu.config import DecodeConfig
 
 from .observed_lm import ObservedLM
-from .session import OpenedPair, Session
+from .opened_pair import OpenedPair
+from .session import Session
 
 Outcome = Literal["equal", "near-tie", "bug"]
 
@@ -180,7 +181,8 @@ def _row_after(target: ObservedLM, token_ids: list[int]) -> npt.NDArray[np.float
     target.reset()
     token_ids = token_ids[-target.context_length :]
     target.prefill(token_ids[:-1])
-    return target.score(token_ids[-1:])[0].copy()
+    row: npt.NDArray[np.float32] = target.score(token_ids[-1:])[0].copy()
+    return row
 
 
 def _is_same(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> bool:

@@ -13,7 +13,8 @@ from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.sampling import TargetLaw
 
 from .observed_lm import ObservedLM
-from .session import OpenedPair, Session
+from .opened_pair import OpenedPair
+from .session import Session
 
 FALSE_ALARMS = 1e-3
 """How often a right runtime may fail: the threshold of all p-values of a run together."""

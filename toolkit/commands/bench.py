@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, StoreError
-from .measuring import DraftLengths, drafting_options, encode_prompts, load_prompts
+from .measuring import draft_lengths, drafting_options, encode_prompts, load_prompts
 from .progress import stage_progress
 from .sampling_options import sampling_options
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 @click.option("--max-new-tokens", default=64, show_default=True, help="Most tokens per response.")
 @click.option(
     "--draft-tokens",
-    type=DraftLengths(),
+    metavar="INTEGERS",
+    callback=draft_lengths,
     default="1,2,4,8",
     show_default=True,
     help="Draft lengths to measure.",

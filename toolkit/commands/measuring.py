@@ -18,24 +18,15 @@ BUILTIN_PER_TASK = 2
 """Of the eight built-in prompts of a task, how many are used unless more are asked for."""
 
 
-class DraftLengths(click.ParamType):
-    """One or several numbers of draft tokens, as in ``1,2,4``."""
-
-    name = "integers"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """The numbers in rising order, each once."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            lengths = tuple(sorted({int(part) for part in str(value).split(",")}))
-        except ValueError:
-            self.fail(f"{value!r} is not a number or a list like 1,2,4,8", param, ctx)
-        if lengths[0] < 1:
-            self.fail(f"{lengths[0]} is not a draft length: use 1 or more", param, ctx)
-        return lengths
+def draft_lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """The numbers of a list like ``1,2,4`` in rising order, each once; a callback of an option."""
+    try:
+        lengths = tuple(sorted({int(part) for part in value.split(",")}))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a number or a list like 1,2,4,8") from error
+    if lengths[0] < 1:
+        raise click.BadParameter(f"{lengths[0]} is not a draft length: use 1 or more")
+    return lengths
 
 
 def drafting_options(command: Command) -> Command:

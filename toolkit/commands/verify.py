@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError
-from .measuring import DraftLengths, drafting_options, encode_prompts, load_prompts
+from .measuring import draft_lengths, drafting_options, encode_prompts, load_prompts
 from .progress import stage_progress
 from .sampling_options import sampling_options
 
@@ -30,7 +30,8 @@ EXIT_MISMATCH = 3
 @click.option("--max-new-tokens", default=48, show_default=True, help="Most tokens per response.")
 @click.option(
     "--draft-tokens",
-    type=DraftLengths(),
+    metavar="INTEGERS",
+    callback=draft_lengths,
     default="4",
     show_default=True,
     help="Draft lengths to try, as in 1,2,4,8; samples use the largest.",
@@ -63,9 +64,7 @@ EXIT_MISMATCH = 3
 )
 @click.option("--strict", is_flag=True, help="Let near-ties fail too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.pass_context
 def command(
-    ctx: click.Context,
     bundle: Path,
     target: str | None,
     prompts_file: Path | None,
@@ -158,4 +157,4 @@ def command(
         for line in report_lines(found, prompts, session.pair.target.tokenizer):
             click.echo(line)
     if found.outcome == "bug" or (strict and found.outcome == "near-tie"):
-        ctx.exit(EXIT_MISMATCH)
+        raise click.exceptions.Exit(EXIT_MISMATCH)
