@@ -3,13 +3,15 @@
     python benchmarks/huggingface_uag.py --bundle BUNDLE --drafter smollm2.gguf \\
         --target gemma3-270m.gguf --tokenizers FOLDER [--temperature 1]
 
-Both stacks decode the same prompt ids in float32, in this one process, the target alone first.
+Both stacks decode the same prompt ids in float32, in this one process, in turns prompt by
+prompt, so that whatever else the machine does slows all of them.
 The bundle is an fp32 export of the same two GGUF files; FOLDER holds exact `smollm2` and
 `gemma3` tokenizers, because those that transformers rebuilds from a GGUF file are not exact.
 At temperature 0 Hugging Face decodes by universal assisted generation (text re-tokenised,
 exact match), above it by speculation over the intersection of the vocabularies (TLI).
 Every figure is over whole responses, prefill included, in both stacks alike; of several
-repeats the one of median time counts.
+repeats the one of median time counts. The first target forward of Hugging Face is its prefill
+too, so forwards are counted alike.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import dataclasses
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +28,8 @@ from typing import Any
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.machine import describe_machine
 from omnidraft_npu.prompts import builtin_prompts, first_of_each
-from omnidraft_npu.runtime.session import Session, open_session
+from omnidraft_npu.runtime.opened_pair import open_pair
+from omnidraft_npu.runtime.session import Session
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -191,12 +195,25 @@ def ours(session: Session, config: DecodeConfig) -> Decode:
     return decode
 
 
-def measure(decode: Decode, prompts: list[list[int]], repeats: int) -> list[Response]:
-    """Of each prompt the response of median time, after a warm-up."""
-    decode(prompts[0], 0)
-    runs = [[decode(prompt, seed) for prompt in prompts] for seed in range(repeats)]
+def measure(
+    decoders: dict[str, Decode], prompts: list[list[int]], repeats: int
+) -> dict[str, list[Response]]:
+    """By decoder and prompt the response of median time; after warm-ups they take turns."""
+    runs: dict[str, list[list[Response]]] = {}
+    for name, decode in decoders.items():
+        decode(prompts[0], 0)
+        runs[name] = [[] for _ in prompts]
+    for seed in range(repeats):
+        for i, prompt in enumerate(prompts):
+            for name, decode in decoders.items():
+                runs[name][i].append(decode(prompt, seed))
+            done = f"{seed * len(prompts) + i + 1} of {repeats * len(prompts)}"
+            print(f"prompts decoded: {done}", file=sys.stderr)
     middle = (repeats - 1) // 2
-    return [sorted(one, key=lambda r: r.seconds)[middle] for one in zip(*runs, strict=True)]
+    return {
+        name: [sorted(responses, key=lambda r: r.seconds)[middle] for responses in by_prompt]
+        for name, by_prompt in runs.items()
+    }
 
 
 def row(
@@ -239,7 +256,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
     arguments = parser.parse_args()
     is_greedy = arguments.temperature == 0
@@ -248,33 +265,45 @@ def main() -> None:
         max_draft_tokens=arguments.draft_tokens,
         sampling=SamplingConfig(temperature=arguments.temperature),
     )
-    session = open_session(arguments.bundle, threads=arguments.threads, use_drafter=False)
-    model = session.pair.target
+    pair = open_pair(arguments.bundle, threads=arguments.threads)
+    alone = Session(dataclasses.replace(pair, drafter=None, proposer=None))
     prompts = [
-        session.encode(one.prompt, raw=True)
+        alone.encode(one.prompt, raw=True)
         for one in first_of_each(builtin_prompts(), arguments.per_task)
     ]
-
-    def num_bytes(ids: list[int]) -> int:
-        return sum(int(model.vocabulary.lengths[i]) for i in ids)
-
-    our_plain = measure(ours(session, config), prompts, arguments.repeats)
-    lines = []
-    for name, options in PROPOSERS.items():
-        drafting = open_session(arguments.bundle, threads=arguments.threads, **options)
-        drafted = measure(ours(drafting, config), prompts, arguments.repeats)
-        lines.append(row(f"omnidraft-npu, {name}", drafted, our_plain, num_bytes, is_greedy))
-        del drafting
-    del session
-    theirs = HuggingFace(arguments, model.entry.eos_token_ids)
-    their_plain = measure(theirs.plain, prompts, arguments.repeats)
-    their_drafted = measure(theirs.drafted, prompts, arguments.repeats)
+    theirs = HuggingFace(arguments, pair.target.entry.eos_token_ids)
+    names = {
+        "omnidraft-npu, drafter": dataclasses.replace(pair, proposer="model"),
+        "omnidraft-npu, drafter and prompt lookup": pair,
+    }
+    if not is_greedy:
+        names["omnidraft-npu, drafter, direct map only"] = open_pair(
+            arguments.bundle, threads=arguments.threads, proposer="model", draft_mode="direct"
+        )
     kind = "universal assisted generation" if is_greedy else "TLI"
-    lines.insert(0, row(f"Hugging Face, {kind}", their_drafted, their_plain, num_bytes, is_greedy))
-    _print(arguments, prompts, lines, our_plain, their_plain, is_greedy)
+    decoders: dict[str, Decode] = {
+        _OURS: ours(alone, config),
+        **{name: ours(Session(one), config) for name, one in names.items()},
+        _THEIRS: theirs.plain,
+        f"Hugging Face, {kind}": theirs.drafted,
+    }
+    results = measure(decoders, prompts, arguments.repeats)
+    lengths = pair.target.vocabulary.lengths
+    lines = [
+        row(
+            name,
+            responses,
+            results[_OURS if name in names else _THEIRS],
+            lambda ids: int(lengths[ids].sum()),
+            is_greedy,
+        )
+        for name, responses in results.items()
+        if name not in (_OURS, _THEIRS)
+    ]
+    _print(arguments, prompts, lines, results[_OURS], results[_THEIRS], is_greedy)
 
 
-PROPOSERS: dict[str, dict[str, Any]] = {"model drafter": {}}
+_OURS, _THEIRS = "omnidraft-npu, target alone", "Hugging Face, target alone"
 
 
 def _print(
