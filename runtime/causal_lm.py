@@ -12,6 +12,7 @@ from omnidraft_npu.errors import BundleError, PromptError
 from omnidraft_npu.manifest import Cache
 
 from .kv_cache import make_cache
+from .output_rows import OutputRows
 from .providers import open_cpu_session, provider_of
 from .signature import LOGITS_FROM, GraphSignature, read_signature
 from .stable_passes import stable_passes
@@ -112,14 +113,14 @@ class OnnxCausalLM:
             name: fill.get(name, np.arange)(context_length, dtype=dtype)
             for name, dtype in signature.plain_inputs.items()
         }
-        self._logits = _Rows("logits", signature.num_logits, signature.logits_dtype)
+        self._logits = OutputRows("logits", signature.num_logits, signature.logits_dtype)
         self._scores = (
             self._logits
             if signature.logits_dtype == np.float32
-            else _Rows("logits", signature.num_logits, np.dtype(np.float32))
+            else OutputRows("logits", signature.num_logits, np.dtype(np.float32))
         )
         self._hidden = (
-            _Rows("hidden_states", signature.hidden_size, np.dtype(np.float32))
+            OutputRows("hidden_states", signature.hidden_size, np.dtype(np.float32))
             if signature.hidden_size is not None
             else None
         )
@@ -270,7 +271,7 @@ class OnnxCausalLM:
             )
 
     def _run(self, token_ids: Sequence[int], num_rows: int, row: int = 0) -> None:
-        """Append tokens; logits for the last `num_rows` of them land in the buffer from `row` on."""
+        """Append tokens; logits of the last `num_rows` land in the buffer from `row` on."""
         start, n = self._length, len(token_ids)
         total = start + n
         self._plain["input_ids"][start:total] = token_ids
@@ -288,25 +289,3 @@ class OnnxCausalLM:
 
     def _bind_input(self, name: str, values: npt.NDArray[Any]) -> None:
         self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))
-
-
-class _Rows:
-    """An output buffer ``[1, rows, width]`` that grows when a run needs more rows."""
-
-    def __init__(self, name: str, width: int, dtype: np.dtype[Any]) -> None:
-        self._name = name
-        self._buffer: npt.NDArray[Any] = np.empty((16, width), dtype)
-
-    def reserve(self, rows: int) -> None:
-        """Make room for so many rows; what the buffer held is lost if it must grow."""
-        if rows > len(self._buffer):
-            self._buffer = np.empty((rows, self._buffer.shape[1]), self._buffer.dtype)
-
-    def view(self, rows: int) -> npt.NDArray[Any]:
-        """The first `rows` rows."""
-        return self._buffer[:rows]
-
-    def bind(self, binding: ort.IOBinding, row: int, rows: int) -> None:
-        """Let the next run write `rows` rows from `row` on."""
-        value = ort.OrtValue.ortvalue_from_numpy(self._buffer[row : row + rows][None])
-        binding.bind_ortvalue_output(self._name, value)

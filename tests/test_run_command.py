@@ -24,11 +24,9 @@ def bundle(tmp_path_factory):
     path = chat / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
     output = root / "bundle"
-    made = CliRunner().invoke(
-        cli,
-        ["export", "--drafter", str(drafter), "--target", str(target), "--target", str(chat)]
-        + ["-o", str(output), "--precision", "fp32", "--context-length", "128"],
-    )
+    models = ["--drafter", str(drafter), "--target", str(target), "--target", str(chat)]
+    options = ["-o", str(output), "--precision", "fp32", "--context-length", "128"]
+    made = CliRunner().invoke(cli, ["export", *models, *options])
     assert made.exit_code == 0, made.output
     return output
 
