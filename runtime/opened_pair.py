@@ -66,7 +66,7 @@ class OpenedPair:
 
     def new_ngrams(self) -> NgramCache | None:
         """The learned spellings as they are saved now; None where none are learned."""
-        if self.encoder is None or self.learned is None:
+        if self.drafter is None or self.encoder is None or self.learned is None:
             return None
         cache = NgramCache(self.encoder, self.target.vocabulary, self.learned.direct)
         cache.add(self.learned.store.load())
