@@ -129,7 +129,7 @@ class _ExactRows:
 def exact_arithmetic() -> Iterator[pytest.MonkeyPatch]:
     """Decoding takes the rows of `ExactModel` for laws, in both models."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walk, "relative_weights", lambda weights, temperature: weights.copy())
+        patch.setattr(walk, "to_weights", lambda weights, sampling: weights.copy())
         patch.setattr(speculative, "TargetLaw", _ExactRows)
         yield patch
 

@@ -52,7 +52,7 @@ def first_tokens(
         seed: Of everything random.
     """
     rng = np.random.default_rng(seed)
-    draw = Draw(temperature=sampling.temperature, rng=rng)
+    draw = Draw(sampling=sampling, rng=rng)
     weights = TargetLaw(sampling, ()).rows(target_logits[None], ()).weights(0)
     rows, walk = FixedRows(weights), TrieWalk(trie, num_pieces)
     first: Counter[int] = Counter()

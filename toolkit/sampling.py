@@ -18,10 +18,10 @@ _BLOCK = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """How a drafter draws its pieces."""
+    """How a drafter draws its pieces: as the target its tokens, but for the penalty."""
 
-    temperature: float
-    """Above 0."""
+    sampling: SamplingConfig
+    """With a temperature above 0."""
     rng: np.random.Generator
 
 
@@ -56,11 +56,20 @@ def sample(weights: Probs, rng: np.random.Generator) -> int:
     return offset + _first_above(sums, rng.random() * sums[-1] if at is None else at)
 
 
-def relative_weights(logits: Logits, temperature: float) -> Probs:
-    """``[n]`` softmax of ``logits / temperature`` up to a factor: 1 for the likeliest."""
+def to_weights(logits: Logits, config: SamplingConfig) -> Probs:
+    """``[n]`` probabilities up to a factor.
+
+    In the order of Hugging Face's processors: temperature, top-k, top-p, min-p.
+    """
     weights: Probs = np.subtract(logits, logits.max(initial=-np.inf), dtype=np.float32)
-    weights *= np.float32(1 / temperature)
+    weights *= np.float32(1 / config.temperature)
     np.exp(weights, out=weights)
+    if config.top_k:
+        keep_top_k(weights, config.top_k)
+    if config.top_p < 1.0:
+        keep_top_p(weights, config.top_p)
+    if config.min_p > 0.0:
+        weights[weights < config.min_p * weights.max(initial=0.0)] = 0.0
     return weights
 
 
@@ -121,20 +130,8 @@ class TargetRows:
         return int(self._logits(row).argmax())
 
     def weights(self, row: int) -> Probs:
-        """``[vocab]`` probabilities up to a factor.
-
-        In the order of Hugging Face's processors: repetition penalty, temperature, top-k,
-        top-p, min-p.
-        """
-        config = self._config
-        weights = relative_weights(self._logits(row), config.temperature)
-        if config.top_k:
-            keep_top_k(weights, config.top_k)
-        if config.top_p < 1.0:
-            keep_top_p(weights, config.top_p)
-        if config.min_p > 0.0:
-            weights[weights < config.min_p * weights.max()] = 0.0
-        return weights
+        """``[vocab]`` probabilities up to a factor."""
+        return to_weights(self._logits(row), self._config)
 
     def _logits(self, row: int) -> Logits:
         logits: Logits = self._raw[row]
@@ -169,6 +166,8 @@ def keep_top_p(weights: Probs, top_p: float) -> None:
     At least one stays.
     """
     whole = total(weights)
+    if not whole > 0:
+        return
     needed = top_p * whole
     likely = _largest(weights, len(weights) // (2 * _BLOCK))
     if total(weights[likely]) < needed:

@@ -115,7 +115,7 @@ def generate(
     law, draw, rng = TargetLaw(sampling, prompt), None, None
     if sampling.temperature > 0:
         rng = np.random.default_rng(sampling.seed)
-        draw = Draw(temperature=sampling.temperature, rng=rng)
+        draw = Draw(sampling=sampling, rng=rng)
     target.prefill(prompt[target.length : -1])
     if proposer is not None:
         proposer.begin(prompt)

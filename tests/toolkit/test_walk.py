@@ -9,7 +9,9 @@ from toy_vocabularies import toy_encoder
 from omnidraft_npu.bridge.spelling import Spellings, full_spellings
 from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
+from omnidraft_npu.config import SamplingConfig
 from omnidraft_npu.proposal import ROOT, STOP, Visit
+from omnidraft_npu.sampling import Draw
 
 A, B, C, UNMAPPED, END, OTHER_END, INNER = range(7)
 # Tokens: 10 = a, 11 = b, 12 = ab, 13 = cab, 14 ends the response, 15 = b and an
@@ -76,6 +78,31 @@ def test_a_logit_that_is_not_a_number_does_not_let_an_unmapped_piece_through(tri
     assert (pieces, walk.token_ids) == ([None], [])
     walk, pieces, _ = draw(trie, logits(A), row)
     assert (pieces, walk.token_ids) == ([A, None], [10])
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+def test_sampling_ends_the_round_where_logits_are_not_numbers(trie, rng, options):
+    draw = Draw(sampling=SamplingConfig(temperature=1.0, **options), rng=rng)
+    broken = np.full(7, np.nan, np.float32)
+    for walk in (TrieWalk(trie, 7), PlainWalk(7)):
+        assert walk.step(broken, draw) is None
+        assert walk.token_ids == []
+    empty = TrieWalk(SpellingTrie.build(Spellings.from_runs({}), 5), 7)
+    assert empty.step(logits(A), draw) is None
+
+
+@pytest.mark.parametrize("mask", [-np.inf, -1e4])
+def test_sampling_draws_allowed_pieces_only(trie, rng, mask):
+    draw = Draw(sampling=SamplingConfig(temperature=0.01), rng=rng)
+    row = np.full(7, mask, np.float32)
+    row[[A, UNMAPPED, OTHER_END]] = [0.0, 90.0, 0.0]  # far above all that may be drawn
+    seen = set()
+    for _ in range(50):
+        walk = TrieWalk(trie, 7)
+        seen.add(walk.step(row, draw))
+        walk.finish()
+        assert walk.token_ids in ([10], [14])
+    assert seen == {A, END}
 
 
 def test_nothing_is_drawn_from_a_trie_without_tokens():

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..proposal import ROOT, STOP, PieceTrie, Probs, Visit
-from ..sampling import Draw, relative_weights, sample, total
+from ..sampling import Draw, sample, to_weights, total
 from .spelling import Spellings
 from .trie import SpellingTrie
 
@@ -64,7 +64,7 @@ class PlainWalk:
         if draw is None:
             visit = Visit(node=ROOT, branch=int(shared.argmax()))
         else:
-            drawn = _draw_branch(ROOT, relative_weights(shared, draw.temperature), 0, draw)
+            drawn = _draw_branch(ROOT, to_weights(shared, draw.sampling), 0, draw)
             if drawn is None:
                 return None
             visit = drawn
@@ -180,11 +180,11 @@ class TrieWalk:
         node = self._node
         children = self.trie.children(node)[0] if node != ROOT else self._starts[:0]
         if node != ROOT and not len(self.trie.tokens(node)):
-            weights = relative_weights(logits[children], draw.temperature)
+            weights = to_weights(logits[children], draw.sampling)
             visit = _draw_branch(node, weights, 0, draw)
             return None if visit is None else [visit]
         allowed = np.concatenate([logits[children], logits.take(self._starts)])
-        weights = relative_weights(allowed, draw.temperature)
+        weights = to_weights(allowed, draw.sampling)
         extending, starting = weights[: len(children)], weights[len(children) :]
         num_aliases = len(self._alias_starts)
         if num_aliases:

@@ -125,7 +125,7 @@ def command(
             err=True,
         )
         raw = True
-    extra = {} if no_draft else {"draft_mode": draft_mode}
+    extra: dict[str, str] = {} if no_draft else {"draft_mode": draft_mode}
     _answer(session, session.encode(text, raw=raw), config, extra if as_json else None)
 
 
