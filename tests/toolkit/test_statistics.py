@@ -176,3 +176,27 @@ def test_lookup_alone_is_drafting_without_a_drafter(target):
     stats.record(one_round((3, 4), 4, 1, 2, source="lookup"))
     assert "1 of 4 draft tokens accepted)" in stats.summary()
     assert "no drafter, target on cpu" in stats.summary()
+
+
+def test_a_sum_is_what_one_would_have_counted_and_leaves_its_parts_alone(target):
+    rounds = [
+        one_round((3, 4, 5), 3, 2, 3, seconds=2.0),
+        one_round((6,), 4, 0, 1, seconds=0.5, source="lookup"),
+        one_round((7, 8, 3, 4, 5), 4, 4, 4),
+    ]
+    whole, *parts = (DecodeStats(target, target_provider="cpu") for _ in range(3))
+    for stats, chosen in ((whole, rounds), (parts[0], rounds[:1]), (parts[1], rounds[1:])):
+        assert len(list(stats.follow(iter(chosen), 7))) == len(chosen)
+    whole.num_responses, whole.num_prefilled = 2, 14
+    before = parts[0].to_json()
+    total = DecodeStats.sum(parts)
+    timed = {"ttft_s", "prefill_tokens_per_s", "peak_rss_bytes"}
+    for name, value in whole.to_json().items():
+        if name not in timed:
+            approximate = pytest.approx(value) if isinstance(value, float) else value
+            assert total.to_json()[name] == approximate, name
+    assert total.num_responses == 2
+    assert total.num_prefilled == 14
+    assert total.acceptance_by_position == whole.acceptance_by_position == (2 / 3, 1.0, 0.5, 1.0)
+    assert parts[0].to_json() == before | {"peak_rss_bytes": parts[0].to_json()["peak_rss_bytes"]}
+    assert parts[0].acceptance_by_position == (1.0, 1.0, 0.0)
