@@ -11,6 +11,7 @@ from tiny_bundle import write_bundle
 from omnidraft_npu.bridge.ngram_file import PairKey, ngrams_path, read_entries, write_entries
 from omnidraft_npu.bundle import open_bundle
 from omnidraft_npu.cli import cli
+from omnidraft_npu.commands import cache
 from omnidraft_npu.text.tokenizer import Tokenizer
 
 ROWS = ((30, [5, 4], 1), (31, [4, 4, 4], 2), (32, [3, 5], 7))
@@ -71,8 +72,13 @@ def test_show_gives_counts_and_the_most_used_merges(bundle):
     text = run("show", bundle)
     assert text.exit_code == 0
     assert "other: 3 entries, 64 of 1,000,000 bytes; 7 hits" in text.stdout
-    pieces = " + ".join(repr(p) for p in most_used[0]["pieces"])
-    assert f"       7  {most_used[0]['token']!r} = {pieces}" in text.stdout.splitlines()
+    pieces = " + ".join(f"'{p}'" for p in most_used[0]["pieces"])
+    assert f"       7  '{most_used[0]['token']}' = {pieces}" in text.stdout.splitlines()
+
+
+def test_bytes_and_control_characters_are_shown_as_escapes_once():
+    assert cache._text("é".encode()[:1]) == "\\xc3"
+    assert cache._quoted("a\n\\xc3é") == "'a\\n\\xc3é'"
 
 
 def test_a_bundle_that_learned_nothing_says_how_to_learn(bundle):

@@ -19,14 +19,7 @@ _target = click.option("--target", help="Which target of the bundle [default: th
 
 @click.group(name="cache")
 def command() -> None:
-    """Show, join or shrink the spellings that draft mode `cache` has learned.
-
-    \b
-    Examples:
-      omnidraft-npu cache show bundle
-      omnidraft-npu cache merge bundle other-bundle
-      omnidraft-npu cache prune bundle --max-bytes 100000
-    """
+    """Show, join or shrink the spellings that draft mode `cache` has learned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +54,13 @@ class _Opened:
 @click.option("--top", default=20, show_default=True, help="How many merges to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def show(bundle: Path, target: str | None, top: int, as_json: bool) -> None:
-    """Show what was learned for a target of BUNDLE."""
+    """Show what was learned for a target of BUNDLE.
+
+    \b
+    Examples:
+      omnidraft-npu cache show bundle
+      omnidraft-npu cache show bundle --target gemma3-270m --top 50 --json
+    """
     opened = _Opened.of(bundle, target)
     entries = opened.store.read()
     merges = _most_used(opened, entries, top)
@@ -90,7 +89,8 @@ def show(bundle: Path, target: str | None, top: int, as_json: bool) -> None:
         f"{uses:,} uses with the first of each"
     )
     for one in merges:
-        click.echo(f"{one['uses']:>8,}  {one['token']!r} = {' + '.join(map(repr, one['pieces']))}")
+        pieces = " + ".join(map(_quoted, one["pieces"]))
+        click.echo(f"{one['uses']:>8,}  {_quoted(one['token'])} = {pieces}")
 
 
 @command.command()
@@ -102,6 +102,11 @@ def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
 
     Uses are added. Only caches of the same two tokenizers are taken; on any other, nothing
     changes.
+
+    \b
+    Examples:
+      omnidraft-npu cache merge bundle other-bundle
+      omnidraft-npu cache merge bundle gemma3-270m.safetensors
     """
     opened = _Opened.of(bundle, target)
     merged = before = opened.store.read()
@@ -123,7 +128,12 @@ def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
 @click.option("--max-bytes", type=int, required=True, help="Most bytes of entries to keep.")
 @_target
 def prune(bundle: Path, max_bytes: int, target: str | None) -> None:
-    """Drop the least used entries of a target of BUNDLE."""
+    """Drop the least used entries of a target of BUNDLE.
+
+    \b
+    Examples:
+      omnidraft-npu cache prune bundle --max-bytes 100000
+    """
     if max_bytes < 0:
         raise ConfigError(f"max_bytes is {max_bytes}, must not be negative: use --max-bytes 0")
     opened = _Opened.of(bundle, target)
@@ -160,3 +170,9 @@ def _most_used(opened: _Opened, entries: NgramEntries, top: int) -> list[dict[st
 def _text(data: bytes) -> str:
     """Bytes for people: text, with escapes for what is no text."""
     return data.decode(errors="backslashreplace")
+
+
+def _quoted(text: str) -> str:
+    """In quotes, without line breaks and the like."""
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f"'{''.join(shown)}'"
