@@ -126,19 +126,24 @@ def test_a_near_tie_is_reported_and_fails_only_if_strict(bundle, prompts, monkey
     assert verify(bundle, prompts, "--tie-tolerance", "1e-7").exit_code == 3
 
 
-def test_a_response_that_ends_too_early_is_a_bug(bundle, prompts, monkeypatch):
+@pytest.mark.parametrize("cut_plain", [False, True])
+def test_a_response_that_ends_too_early_or_too_late_is_a_bug(
+    bundle, prompts, monkeypatch, cut_plain
+):
     from omnidraft_npu.runtime import session
 
     generate = session.generate
 
     def cut(proposer, *arguments):
         rounds = list(generate(proposer, *arguments))
-        yield from rounds[: -1 if proposer is not None else None]
+        yield from rounds[:-1] if (proposer is None) == cut_plain else rounds
 
     monkeypatch.setattr(session, "generate", cut)
     result = verify(bundle, prompts)
     assert result.exit_code == 3
-    assert "drafted nothing: bug, one response ended" in result.stdout
+    ended = "plain" if cut_plain else "drafted"
+    assert f"{ended} nothing" in result.stdout
+    assert ": bug, one response ended" in result.stdout
 
 
 def test_a_target_that_ignores_its_prompt_is_caught(bundle, prompts, monkeypatch):
