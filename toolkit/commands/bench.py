@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, StoreError
-from .measuring import draft_lengths, drafting_options, encode_prompts, load_prompts
+from .decoding_options import drafting_options, sampling_options
+from .measuring import draft_lengths, encode_prompts, load_prompts
 from .progress import stage_progress
-from .sampling_options import sampling_options
 
 if TYPE_CHECKING:
     from omnidraft_npu.manifest import ModelEntry

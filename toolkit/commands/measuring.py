@@ -1,8 +1,8 @@
 """What `verify` and `bench` share: prompts, draft lengths, encoding."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,8 +11,6 @@ from ..prompts import TaskPrompt, builtin_prompts, first_of_each, read_prompts
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.session import Session
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 BUILTIN_PER_TASK = 2
 """Of the eight built-in prompts of a task, how many are used unless more are asked for."""
@@ -27,28 +25,6 @@ def draft_lengths(ctx: click.Context, param: click.Parameter, value: str) -> tup
     if lengths[0] < 1:
         raise click.BadParameter(f"{lengths[0]} is not a draft length: use 1 or more")
     return lengths
-
-
-def drafting_options(command: Command) -> Command:
-    """Add the options that say what drafts, and by which spellings."""
-    for option in (
-        click.option(
-            "--draft-mode",
-            type=click.Choice(["full", "cache", "direct", "paper"]),
-            default="full",
-            show_default=True,
-            help="How the drafter's pieces become target tokens; `paper` is approximate.",
-        ),
-        click.option(
-            "--proposer",
-            type=click.Choice(["cascade", "model", "lookup"]),
-            default="cascade",
-            show_default=True,
-            help="Draft with the drafter, with what followed earlier in the text, or with both.",
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 def load_prompts(path: Path | None, per_task: int | None) -> list[TaskPrompt]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ConfigError, PromptError
-from .measuring import drafting_options
-from .sampling_options import sampling_options
+from .decoding_options import drafting_options, sampling_options
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.opened_pair import DraftMode, ProposerName

@@ -1,4 +1,4 @@
-"""Options of commands that decode by sampling; they mirror `SamplingConfig`, which checks them."""
+"""Options of every command that decodes; they mirror `SamplingConfig` and `open_session`."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -6,6 +6,28 @@ from typing import Any, TypeVar
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def drafting_options(command: Command) -> Command:
+    """Add the options that say what drafts, and by which spellings."""
+    for option in (
+        click.option(
+            "--draft-mode",
+            type=click.Choice(["full", "cache", "direct", "paper"]),
+            default="full",
+            show_default=True,
+            help="How the drafter's pieces become target tokens; `paper` is approximate.",
+        ),
+        click.option(
+            "--proposer",
+            type=click.Choice(["cascade", "model", "lookup"]),
+            default="cascade",
+            show_default=True,
+            help="Draft with the drafter, with what followed earlier in the text, or with both.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def sampling_options(command: Command) -> Command:
