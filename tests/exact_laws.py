@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from markov_model import MarkovModel
 
-from omnidraft_npu import speculative
+from omnidraft_npu import speculative, verification
 from omnidraft_npu.bridge import walk
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
 
@@ -126,11 +126,15 @@ class _ExactRows:
 
 
 @contextmanager
-def exact_arithmetic() -> Iterator[pytest.MonkeyPatch]:
-    """Decoding takes the rows of `ExactModel` for laws, in both models."""
+def exact_arithmetic(max_thinned: int = 0) -> Iterator[pytest.MonkeyPatch]:
+    """Decoding takes the rows of `ExactModel` for laws, in both models.
+
+    Every thinned draw multiplies the outcomes, so there are few.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(walk, "to_weights", lambda weights, sampling: weights.copy())
         patch.setattr(speculative, "TargetLaw", _ExactRows)
+        patch.setattr(verification, "_MAX_THINNED", max_thinned)
         yield patch
 
 

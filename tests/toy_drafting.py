@@ -148,9 +148,11 @@ class MixedProposer(PointProposer):
         )
 
 
-def distance(pair: ToyPair, mode: str, k: int, num_tokens: int = 2) -> Fraction:
+def distance(
+    pair: ToyPair, mode: str, k: int, *, num_tokens: int = 2, max_thinned: int = 0
+) -> Fraction:
     """Total variation of drafted from plain decoding in one toy pair."""
-    with exact_arithmetic():
+    with exact_arithmetic(max_thinned):
         drafted = law_of_tokens(getattr(pair, mode), pair.target, [0], k, num_tokens)
     return total_variation(drafted, law_of_target(pair.target, [0], num_tokens))
 

@@ -36,6 +36,12 @@ class PieceTrie(Protocol):
         """``[children of the root]`` preferred target id that ends at each, -1 where none does."""
         ...
 
+    @property
+    def root_branches(self) -> npt.NDArray[np.int64]:
+        """``[target ids]`` branch at the root of every token, the number of children for one
+        without a spelling; ids from there on have none."""
+        ...
+
     def children(self, node: int) -> tuple[Ids, Ids]:
         """Pieces that lead on from a node, rising, and the nodes that they lead to."""
         ...

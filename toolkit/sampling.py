@@ -36,24 +36,41 @@ def total(weights: Probs) -> np.float64:
     return summed
 
 
-def sample(weights: Probs, rng: np.random.Generator) -> int:
-    """Index drawn with probability proportional to its weight.
+class Sampler:
+    """Draws indices with probability proportional to their weight; sums up once for all draws."""
 
-    Args:
-        weights: ``[n]``, none negative, not all 0; they need not sum to 1.
-        rng: Asked for one number.
-    """
-    offset, at = 0, None
-    if len(weights) > 4 * _BLOCK:
-        starts = np.arange(0, len(weights), _BLOCK)
-        blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=sum_type(weights)))
-        at = rng.random() * blocks[-1]
-        block = _first_above(blocks, at)
-        offset = block * _BLOCK
-        at -= blocks[block - 1] if block else 0
-        weights = weights[offset : offset + _BLOCK]
-    sums = np.cumsum(weights, dtype=sum_type(weights))
-    return offset + _first_above(sums, rng.random() * sums[-1] if at is None else at)
+    def __init__(self, weights: Probs) -> None:
+        """Draw by these ``[n]`` weights, none negative; they need not sum to 1."""
+        self._weights = weights
+        sums = weights
+        self._is_long = len(weights) > 4 * _BLOCK
+        if self._is_long:
+            starts = np.arange(0, len(weights), _BLOCK)
+            sums = np.add.reduceat(weights, starts, dtype=sum_type(weights))
+        self._sums = np.cumsum(sums, dtype=sum_type(weights))
+
+    @property
+    def total(self) -> np.float64:
+        """Sum of all weights; of one that is not above 0 nothing can be drawn."""
+        summed: np.float64 = self._sums[-1] if len(self._sums) else np.float64(0)
+        return summed
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """One index; asks for one random number."""
+        at = rng.random() * self.total
+        index = _first_above(self._sums, at)
+        if not self._is_long:
+            return index
+        if index:
+            at -= self._sums[index - 1]
+        block = self._weights[index * _BLOCK : (index + 1) * _BLOCK]
+        within = _first_above(np.cumsum(block, dtype=sum_type(block)), at)
+        return index * _BLOCK + within
+
+
+def sample(weights: Probs, rng: np.random.Generator) -> int:
+    """An index, drawn with probability proportional to its weight; see `Sampler`."""
+    return Sampler(weights).draw(rng)
 
 
 def to_weights(logits: Logits, config: SamplingConfig) -> Probs:

@@ -8,7 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from .proposal import ROOT, STOP, Ids, PieceTrie, Probs, Proposal, Visit
-from .sampling import sample, total
+from .sampling import Sampler, sample, total
+
+_MAX_THINNED = 8
+"""Draws from the target's law before the sums of all branches are formed after a rejection."""
 
 
 class TargetRows(Protocol):
@@ -83,11 +86,10 @@ def _decide(proposal: Proposal, i: int, weights: Probs, rng: np.random.Generator
         return walked_token(visits, proposal.trie, weights, rng)
     if token_id is None:
         return sample(weights, rng)
-    law = np.zeros_like(weights)
-    law[token_id] = 1
-    if visits and proposal.trie is not None:
-        law = _paper_law(visits, proposal.trie, token_id, law)
-    return _accepted_or_redrawn(token_id, law, weights, rng)
+    if visits and proposal.trie is not None and visits[0].branch_probs is not None:
+        law = _paper_law(visits, visits[0].branch_probs, proposal.trie, token_id, len(weights))
+        return _accepted_or_redrawn(token_id, law, weights, rng)
+    return _other_or_same(token_id, weights, rng)
 
 
 def walked_token(
@@ -107,10 +109,15 @@ def walked_token(
         weights: ``[vocab]`` the target's probabilities up to a factor.
         rng: For coins and draws.
     """
-    mass = total(weights)
+    law = Sampler(weights)
+    mass = law.total
     for visit in visits:
         branch_mass = total(weights[_branch_tokens(trie, visit.node, visit.branch)])
         if not rng.random() * (visit.branch_prob * mass) < branch_mass:
+            if visit.node == ROOT:
+                token_id = _thinned(visit, trie, weights, law, rng)
+                if token_id is not None:
+                    return token_id
             return _redraw(visit, trie, weights, mass, rng)
         mass = branch_mass
     return _draw_among(_branch_tokens(trie, visits[-1].node, visits[-1].branch), weights, rng)
@@ -134,6 +141,30 @@ def residual(target: Probs, draft: Probs) -> Probs:
     return excess if total(excess) > 0 else target
 
 
+def _thinned(
+    visit: Visit, trie: PieceTrie, weights: Probs, law: Sampler, rng: np.random.Generator
+) -> int | None:
+    """What `_redraw` draws at the root, mostly found without the sums of all branches.
+
+    A token from the target's law is kept with probability ``max(0, 1 - beta / tau)`` of its
+    branch, which leaves the positive part of ``tau - beta``. None where some were not kept.
+    """
+    _, nodes = trie.children(ROOT)
+    branches = trie.root_branches
+    for _ in range(_MAX_THINNED):
+        token_id = law.draw(rng)
+        if token_id >= len(branches) or branches[token_id] == len(nodes):
+            return token_id
+        branch = int(branches[token_id])
+        share = (
+            visit.branch_probs[branch] if visit.branch_probs is not None else branch == visit.branch
+        )
+        mass = total(weights[trie.subtree_tokens(int(nodes[branch]))])
+        if not rng.random() * mass < share * law.total:
+            return token_id
+    return None
+
+
 def _redraw(
     visit: Visit, trie: PieceTrie, weights: Probs, mass: Any, rng: np.random.Generator
 ) -> int:
@@ -153,6 +184,16 @@ def _redraw(
     return sample(unspelled, rng)
 
 
+def _other_or_same(token_id: int, weights: Probs, rng: np.random.Generator) -> int:
+    """A token with the target's law, by a coin for a certain draft token first."""
+    others = weights.copy()
+    others[token_id] = 0
+    law = Sampler(others)
+    if rng.random() * (law.total + weights[token_id]) < weights[token_id]:
+        return token_id
+    return law.draw(rng)
+
+
 def _accepted_or_redrawn(
     token_id: int, law: Probs, weights: Probs, rng: np.random.Generator
 ) -> int:
@@ -163,7 +204,13 @@ def _accepted_or_redrawn(
     return sample(residual(weights, law * mass), rng)
 
 
-def _paper_law(visits: tuple[Visit, ...], trie: PieceTrie, token_id: int, law: Probs) -> Probs:
+def _paper_law(
+    visits: tuple[Visit, ...],
+    start_probs: Probs,
+    trie: PieceTrie,
+    token_id: int,
+    vocab_size: int,
+) -> Probs:
     """``[vocab]`` what the paper takes for the law of a draft token; it is not, when sampling.
 
     A token of several pieces has the product of their probabilities, which its first
@@ -173,12 +220,10 @@ def _paper_law(visits: tuple[Visit, ...], trie: PieceTrie, token_id: int, law: P
         OmniDraft 2025, arXiv:2507.02659, equations 1 and 2.
     """
     start, *others = [visit for visit in visits if visit.branch != STOP]
-    if start.branch_probs is None:
-        return law
-    law = np.zeros_like(law, dtype=start.branch_probs.dtype)
     tokens = trie.root_tokens
     has_token = tokens >= 0
-    law[tokens[has_token]] = start.branch_probs[:-1][has_token]
+    law = np.zeros(vocab_size, start_probs.dtype)
+    law[tokens[has_token]] = start_probs[:-1][has_token]
     if others:
         product = math.prod((visit.branch_prob for visit in others), start=start.branch_prob)
         if tokens[start.branch] >= 0:

@@ -25,6 +25,14 @@ def test_drafted_tokens_have_exactly_the_law_of_the_target(mode, k):
         assert distance(ToyPair(seed), mode, k) == 0, seed
 
 
+@pytest.mark.parametrize("max_thinned", [1, 2])
+@pytest.mark.parametrize("mode", ["full", "plain", "cascade"])
+def test_draws_that_spare_the_sums_have_the_same_law(mode, max_thinned):
+    for seed in range(8):
+        pair = ToyPair(seed)
+        assert distance(pair, mode, 1, num_tokens=1, max_thinned=max_thinned) == 0, seed
+
+
 def test_the_law_is_kept_over_several_rounds_of_one_conversation():
     """Counters, caches and rewinding included: one `generate`, not one a round."""
     for seed in range(3):

@@ -39,14 +39,25 @@ def test_a_doubled_acceptance_ratio_is_noticed(monkeypatch):
 
 
 def test_a_doubled_acceptance_ratio_of_certain_tokens_is_noticed(monkeypatch):
-    rewrite(monkeypatch, verification, "_accepted_or_redrawn", "< weights[", "< 2 * weights[")
+    rewrite(monkeypatch, verification, "_other_or_same", "< weights[", "< 2 * weights[")
     assert not is_exact("point")
 
 
-@pytest.mark.parametrize("mode", ["full", "plain", "point"])
+@pytest.mark.parametrize("mode", ["full", "plain"])
 def test_a_correction_from_the_whole_law_is_noticed(monkeypatch, mode):
     monkeypatch.setattr(verification, "residual", lambda target, draft: target)
     assert not is_exact(mode, k=1)
+
+
+def test_a_correction_of_a_certain_token_from_the_whole_law_is_noticed(monkeypatch):
+    rewrite(monkeypatch, verification, "_other_or_same", "others[token_id] = 0", "pass")
+    assert not is_exact("point")
+
+
+def test_draws_that_spare_the_sums_and_keep_every_token_are_noticed(monkeypatch):
+    rewrite(monkeypatch, verification, "_thinned", "< share * law.total", "< 0")
+    pairs = [ToyPair(seed) for seed in range(8)]
+    assert any(distance(pair, "full", 1, num_tokens=1, max_thinned=1) > 0 for pair in pairs)
 
 
 def test_mass_of_the_children_left_in_the_law_after_stop_is_noticed(monkeypatch):

@@ -116,7 +116,7 @@ class SpellingTrie:
         """``[children + 1]`` sums of ``[vocab]`` weights over the tokens under each child, then
         over those that end at the node; at the root over those that have no spelling."""
         if node == ROOT and weights.dtype != object:
-            branches, num_branches = self._root_branches, len(self.children(ROOT)[0]) + 1
+            branches, num_branches = self.root_branches, len(self.children(ROOT)[0]) + 1
             masses = np.bincount(branches, weights[: len(branches)], num_branches)
             masses[-1] += total(weights[len(branches) :])
             return masses
@@ -141,8 +141,9 @@ class SpellingTrie:
         return np.where(starts < self.token_offsets[nodes + 1], self.token_ids[starts], -1)
 
     @cached_property
-    def _root_branches(self) -> npt.NDArray[np.int64]:
-        """``[target ids]`` branch at the root of every token."""
+    def root_branches(self) -> npt.NDArray[np.int64]:
+        """``[target ids]`` branch at the root of every token, the number of children for one
+        without a spelling."""
         _, nodes = self.children(ROOT)
         branches = np.full(len(self.token_nodes), len(nodes), np.int64)
         sizes = self.token_offsets[self.subtree_ends[nodes]] - self.token_offsets[nodes]

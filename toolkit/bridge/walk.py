@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..proposal import ROOT, STOP, PieceTrie, Probs, Visit
-from ..sampling import Draw, sample, to_weights, total
+from ..sampling import Draw, Sampler, to_weights, total
 from .spelling import Spellings
 from .trie import SpellingTrie
 
@@ -242,9 +242,9 @@ def _draw_branch(node: int, weights: Probs, stop: Any, draw: Draw) -> Visit | No
     """One of a node's children by their weights, or STOP by its own; None where all are 0."""
     number = weights.dtype.type
     law = np.append(weights, number(stop))
-    whole = total(law)
-    if not whole > 0:
+    sampler = Sampler(law)
+    if not sampler.total > 0:
         return None
-    law *= number(1 / whole)
-    branch = sample(law, draw.rng)
+    branch = sampler.draw(draw.rng)
+    law *= number(1 / sampler.total)
     return Visit(node=node, branch=branch if branch < len(weights) else STOP, branch_probs=law)
