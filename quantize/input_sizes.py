@@ -26,8 +26,8 @@ class RandomTokens:
     def __init__(self, config: DecoderConfig, embedding: Floats) -> None:
         self._config = config
         length = min(_LENGTH, config.context_length)
-        ids = np.random.default_rng(0).integers(0, len(embedding), (_SEQUENCES, length))
-        self._hidden = embedding[ids] * np.float32(config.embedding_scale)
+        self.ids = np.random.default_rng(0).integers(0, len(embedding), (_SEQUENCES, length))
+        self._hidden = embedding[self.ids] * np.float32(config.embedding_scale)
         self._rotary: dict[RopeConfig, tuple[Floats, Floats]] = {}
 
     def layer(self, index: int, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -62,7 +62,8 @@ class RandomTokens:
 
     def _norm(self, x: Floats, weight: Floats) -> Floats:
         mean = np.square(x).mean(axis=-1, keepdims=True)
-        return x / np.sqrt(mean + np.float32(self._config.norm_eps)) * weight
+        normed: Floats = x / np.sqrt(mean + np.float32(self._config.norm_eps)) * weight
+        return normed
 
     def _attend(self, x: Floats, index: int, tensors: Mapping[str, Floats]) -> Floats:
         config = self._config
@@ -98,9 +99,11 @@ class RandomTokens:
 
     def _activate(self, x: Floats) -> Floats:
         if self._config.activation == "silu":
-            return x / (1 + np.exp(-np.clip(x, -80, None)))
-        inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
-        return np.float32(0.5) * x * (1 + np.tanh(inner))
+            active: Floats = x / (1 + np.exp(-np.clip(x, -80, None)))
+        else:
+            inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
+            active = np.float32(0.5) * x * (1 + np.tanh(inner))
+        return active
 
 
 def _project(x: Floats, tensors: Mapping[str, Floats], part: str) -> Floats:

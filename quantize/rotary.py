@@ -35,4 +35,5 @@ def _stretch(frequencies: Floats, scaling: Llama3Scaling) -> Floats:
     turns = scaling.original_context_length * frequencies / (2 * np.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((turns - low) / (high - low), 0, 1)
-    return (frequencies * (kept + (1 - kept) / scaling.factor)).astype(np.float32)
+    stretched: Floats = (frequencies * (kept + (1 - kept) / scaling.factor)).astype(np.float32)
+    return stretched

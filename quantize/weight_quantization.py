@@ -147,7 +147,8 @@ def _pack(levels: Bytes, bits: Bits) -> Bytes:
         return levels
     if levels.shape[-1] % 2:
         levels = np.concatenate([levels, np.zeros_like(levels[..., :1])], axis=-1)
-    return levels[..., 0::2] | (levels[..., 1::2] << 4)
+    high: Bytes = np.left_shift(levels[..., 1::2], 4, dtype=np.uint8)
+    return levels[..., 0::2] | high
 
 
 def _unpack(packed: Bytes, bits: Bits) -> Bytes:
