@@ -13,10 +13,11 @@ from omnidraft_npu.config import SamplingConfig
 from omnidraft_npu.proposal import ROOT, STOP, Visit
 from omnidraft_npu.sampling import Draw
 
-A, B, C, UNMAPPED, END, OTHER_END, INNER = range(7)
+A, B, C, UNMAPPED, END, OTHER_END, INNER, D = range(8)
 # Tokens: 10 = a, 11 = b, 12 = ab, 13 = cab, 14 ends the response, 15 = b and an
-# inner piece that is no token by itself; nothing is spelled "c" or "ca".
+# inner piece that is no token by itself, 16 = d, 17 = dabc; nothing is spelled "c", "ca" or "da".
 TOKENS = {10: [A], 11: [B], 12: [A, B], 13: [C, A, B], 14: [END], 15: [B, INNER]}
+TOKENS |= {16: [D], 17: [D, A, B, C]}
 
 
 @pytest.fixture
@@ -26,13 +27,13 @@ def trie():
 
 def logits(*pieces):
     """The first is the most likely, then the next; the rest are equal."""
-    row = np.zeros(7, np.float32)
+    row = np.zeros(8, np.float32)
     row[list(pieces)] = np.arange(len(pieces), 0, -1)
     return row
 
 
 def draw(trie, *rows):
-    walk = TrieWalk(trie, 7)
+    walk = TrieWalk(trie, 8)
     pieces = [walk.step(row) for row in rows]
     is_finished = walk.finish()
     return walk, pieces, is_finished
@@ -44,6 +45,7 @@ def draw(trie, *rows):
         ([logits(A), logits(B)], [A, B], [12], True),  # a child extends the run
         ([logits(A), logits(A), logits(B)], [A, A, B], [10, 12], True),  # another piece stops it
         ([logits(A), logits(C), logits(B)], [A, C, A], [10], False),  # "ca" is no token: dropped
+        ([logits(D), logits(A), logits(B)], [D, A, B], [16, 12], False),  # "dab" is none: cut
         ([logits(C), logits(B), logits(C)], [C, A, B], [13], True),  # only children at "c", "ca"
         ([logits(A)], [A], [10], True),  # the budget ends where a token does
         ([logits(UNMAPPED, B)], [B], [11], True),  # never an unmapped piece
@@ -83,22 +85,22 @@ def test_a_logit_that_is_not_a_number_does_not_let_an_unmapped_piece_through(tri
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
 def test_sampling_ends_the_round_where_logits_are_not_numbers(trie, rng, options):
     draw = Draw(sampling=SamplingConfig(temperature=1.0, **options), rng=rng)
-    broken = np.full(7, np.nan, np.float32)
-    for walk in (TrieWalk(trie, 7), PlainWalk(7)):
+    broken = np.full(8, np.nan, np.float32)
+    for walk in (TrieWalk(trie, 8), PlainWalk(8)):
         assert walk.step(broken, draw) is None
         assert walk.token_ids == []
-    empty = TrieWalk(SpellingTrie.build(Spellings.from_runs({}), 5), 7)
+    empty = TrieWalk(SpellingTrie.build(Spellings.from_runs({}), 5), 8)
     assert empty.step(logits(A), draw) is None
 
 
 @pytest.mark.parametrize("mask", [-np.inf, -1e4])
 def test_sampling_draws_allowed_pieces_only(trie, rng, mask):
     draw = Draw(sampling=SamplingConfig(temperature=0.01), rng=rng)
-    row = np.full(7, mask, np.float32)
+    row = np.full(8, mask, np.float32)
     row[[A, UNMAPPED, OTHER_END]] = [0.0, 90.0, 0.0]  # far above all that may be drawn
     seen = set()
     for _ in range(50):
-        walk = TrieWalk(trie, 7)
+        walk = TrieWalk(trie, 8)
         seen.add(walk.step(row, draw))
         walk.finish()
         assert walk.token_ids in ([10], [14])
@@ -111,7 +113,7 @@ def test_nothing_is_drawn_from_a_trie_without_tokens():
 
 
 def test_a_trie_with_more_pieces_than_the_drafter_is_refused(trie):
-    with pytest.raises(ValueError, match="piece 6, the drafter has 4"):
+    with pytest.raises(ValueError, match="piece 7, the drafter has 4"):
         TrieWalk(trie, 4)
 
 
@@ -123,25 +125,38 @@ def test_plain_walk_draws_shared_ids_only():
 
 def slow_walk(trie, rows):
     """The rule of the trie, written plainly: allowed = children, and root pieces at a token."""
-    token_ids, node = [], ROOT
+    starts = children_of(trie, ROOT)
+    token_ids, node, run = [], ROOT, []
     for row in rows:
-        children = dict(zip(*(part.tolist() for part in trie.children(node)), strict=True))
-        starts = dict(zip(*(part.tolist() for part in trie.children(ROOT)), strict=True))
+        children = children_of(trie, node)
         allowed = set(children)
         if node == ROOT or len(trie.tokens(node)):
             allowed |= set(starts)
         piece = min(allowed, key=lambda p: (-row[p], p))
         if piece not in children:
             token_ids.append(int(trie.tokens(node)[0]))
-            node = starts[piece]
-        else:
-            node = children[piece]
-        if not len(trie.children(node)[0]):
+            node, run = ROOT, []
+        node = children_of(trie, node)[piece]
+        run.append(piece)
+        if not children_of(trie, node):
             token_ids.append(int(trie.tokens(node)[0]))
+            node, run = ROOT, []
+    while run:  # the longest token that the rest begins with
+        for end in range(len(run), 0, -1):
             node = ROOT
-    if node != ROOT and len(trie.tokens(node)):
-        token_ids.append(int(trie.tokens(node)[0]))
+            for piece in run[:end]:
+                node = children_of(trie, node).get(piece, -1) if node >= 0 else -1
+            if node >= 0 and len(trie.tokens(node)):
+                token_ids.append(int(trie.tokens(node)[0]))
+                run = run[end:]
+                break
+        else:
+            break
     return token_ids
+
+
+def children_of(trie, node):
+    return dict(zip(*(part.tolist() for part in trie.children(node)), strict=True))
 
 
 @settings(max_examples=60, deadline=None)

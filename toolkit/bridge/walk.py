@@ -156,7 +156,8 @@ class TrieWalk:
     def finish(self) -> bool:
         """Stop at the current node; whether it holds a token, or the run stays open.
 
-        STOP is certain then, a lawful draft law: the budget decided, not the drafter.
+        STOP is certain then, a lawful draft law: the budget decided, not the drafter. An open
+        run that was drawn greedily is cut into shorter tokens, as far as it can be.
         """
         if self._node == ROOT:
             return True
@@ -164,7 +165,28 @@ class TrieWalk:
         if has_token:
             self._open.append(Visit(node=self._node, branch=STOP))
             self._close()
+        elif all(visit.branch_probs is None for visit in self._open):
+            self._cut_open_run()
         return has_token
+
+    def _cut_open_run(self) -> None:
+        """From the left, always the longest token that the pieces spell."""
+        pieces = [int(self.trie.children(v.node)[0][v.branch]) for v in self._open]
+        self._open = []
+        while pieces:
+            node, longest = ROOT, (0, ROOT)
+            for i, piece in enumerate(pieces):
+                branch = self._branch(node, piece)
+                if branch is None:
+                    break
+                node = int(self.trie.children(node)[1][branch])
+                if len(self.trie.tokens(node)):
+                    longest = (i + 1, node)
+            length, self._node = longest
+            if not length:
+                break
+            self._close()
+            pieces = pieces[length:]
 
     def _close(self) -> None:
         self.token_ids.append(int(self.trie.tokens(self._node)[0]))
