@@ -53,6 +53,36 @@ def test_drafting_changes_the_cost_and_not_the_text(bundle):
     assert plain["stats"]["draft_provider"] is None
 
 
+@pytest.mark.parametrize("mode", ["full", "direct", "cache", "paper"])
+def test_sampled_text_is_fixed_by_its_seed(bundle, mode):
+    options = ["--json", "--temperature", "1.5", "--draft-mode", mode, "--proposer", "model"]
+    warm = ["the small drafter", *options]
+    texts = [document(run(bundle, *warm, "--seed", str(seed))) for seed in (4, 4, 5)]
+    ids = [one["token_ids"] for one in texts]
+    assert texts[0]["stats"]["draft_mode"] == mode
+    if mode != "cache":  # what it learned changes the next drafts
+        assert ids[0] == ids[1]
+    assert ids[0] != ids[2]
+
+
+def test_sampling_in_paper_mode_is_called_approximate_once(bundle):
+    sampled = run(bundle, "two", "--draft-mode", "paper", "--temperature", "1")
+    assert sampled.stderr.count("approximate") == 1
+    assert "approximate" not in run(bundle, "two", "--draft-mode", "paper").stderr
+    assert "approximate" not in run(bundle, "two", "--temperature", "1").stderr
+
+
+def test_options_of_sampling_reach_the_target(bundle):
+    """With one token to draw from, sampled text is greedy text."""
+    greedy = document(run(bundle, "the large target", "--json"))["token_ids"]
+    hot = ["the large target", "--json", "--temperature", "5", "--seed", "1"]
+    for option in (["--top-k", "1"], ["--top-p", "1e-9"], ["--min-p", "1"]):
+        assert document(run(bundle, *hot, *option))["token_ids"] == greedy
+    assert document(run(bundle, *hot))["token_ids"] != greedy
+    penalised = document(run(bundle, "the large target", "--json", "--repetition-penalty", "9"))
+    assert penalised["token_ids"] != greedy
+
+
 def test_json_has_the_names_that_scripts_rely_on(bundle):
     result = document(run(bundle, "two", "--json"))
     assert set(result) == {"schema_version", "text", "token_ids", "finish_reason", "stats"}
