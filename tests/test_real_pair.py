@@ -1,19 +1,25 @@
 """The two real models: equal to transformers, and drafted text equal to plain text."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prompts import PROMPTS
 from real_models import real_model
+from sampled_rounds import first_tokens
 
-from omnidraft_npu.config import DecodeConfig
+from omnidraft_npu.bridge.following import ByteBridge
+from omnidraft_npu.chi_square import chi_square
+from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.quantize.export import ExportRequest, export_bundle
 from omnidraft_npu.quantize.model_stage import model_request
+from omnidraft_npu.runtime.causal_lm import OnnxCausalLM
 from omnidraft_npu.runtime.session import Session, open_session
 
 FILES = {"smollm2": "smollm2.gguf", "gemma3": "gemma3-270m.gguf"}
 NEW_TOKENS = 24
+NUM_SAMPLED_ROUNDS = 100_000
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +135,38 @@ def test_a_second_turn_gives_what_the_whole_text_at_once_gives(bundles):
     whole = [*first, *answer, *session.encode(" And another one:", raw=True)]
     continued, _ = decode_next(session, whole)
     assert continued == decode_next(Session(session.pair), whole)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "prompt", ["The largest river in Africa is", "def mean(values):\n    return "]
+)
+def test_first_tokens_of_sampled_rounds_follow_the_law_of_the_target(bundles, prompt):
+    """100,000 rounds with the logits that both models really give after a prompt."""
+    session = open_session(bundles("smollm2", "gemma3", "int8"), proposer="model")
+    pair = session.pair
+    prompt_ids = session.encode(prompt, raw=True)
+    target = OnnxCausalLM(pair.target.graph)
+    target.prefill(prompt_ids[:-1])
+    row = target.score(prompt_ids[-1:])[0].copy()
+    bridge = ByteBridge(pair.encoder, pair.target.vocabulary)
+    bridge.begin(prompt_ids)
+    *before, last = bridge.pieces
+    drafter = OnnxCausalLM(pair.drafter.graph, is_exact=False)
+    drafter.prefill(before)
+
+    @functools.lru_cache(maxsize=1000)
+    def logits_after(pieces: tuple[int, ...]) -> np.ndarray:
+        drafter.rewind(len(before))
+        return drafter.score([last, *pieces])[-1].copy()
+
+    counts, law, accepted = first_tokens(
+        pair.trie,
+        lambda pieces: logits_after(tuple(pieces)),
+        row,
+        num_pieces=drafter.vocab_size,
+        num_rounds=NUM_SAMPLED_ROUNDS,
+        sampling=SamplingConfig(temperature=1.0),
+    )
+    assert chi_square(counts, law).p_value > 1e-6
+    assert accepted > 0.1
