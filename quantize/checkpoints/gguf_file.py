@@ -12,6 +12,7 @@ from typing import Any
 
 from omnidraft_npu.errors import CheckpointError
 
+from .gguf_package import require_gguf
 from .stored_tensor import BLOCK_ENCODINGS, FLOAT_ENCODINGS, StoredTensor, stored_bytes
 
 _MAGIC = b"GGUF"
@@ -45,7 +46,8 @@ def read_gguf_header(path: Path) -> GgufHeader:
     """Metadata and tensor places of a GGUF file of version 2 or 3, little-endian.
 
     Raises:
-        CheckpointError: the file is not such a GGUF, or ends early.
+        CheckpointError: the file is not such a GGUF, or ends early; or the package that decodes
+            its blocks is not installed.
     """
     try:
         with path.open("rb") as file:
@@ -54,6 +56,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
                     f"{path.name} is not a GGUF file (it does not begin with 'GGUF'); give a "
                     "GGUF file or a Hugging Face folder"
                 )
+            require_gguf()
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).header()
     except OSError as error:

@@ -1,5 +1,6 @@
 """GGUF files against the safetensors of the same weights."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,14 @@ def test_what_is_not_a_gguf_is_told_by_its_contents(tmp_path):
 
         with pytest.raises(CheckpointError, match="not a GGUF file"):
             open_checkpoint(path)
+
+
+def test_without_the_package_that_decodes_blocks_it_says_how_to_get_it(tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+
+    with pytest.raises(CheckpointError, match=r"pip install 'omnidraft-npu\[export\]'"):
+        open_checkpoint(path)
 
 
 def test_a_folder_of_gguf_files_says_to_give_one_of_them(tmp_path):

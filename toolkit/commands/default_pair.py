@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from ..bundle import open_bundle
-from ..errors import BundleError, ConfigError
+from ..errors import BundleError, ConfigError, StoreError
+from ..locks import exclusive
 from ..store.builtin_models import find_builtin
 from ..store.local import store_folder
 from .pull import fetch_model
@@ -19,6 +20,7 @@ def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
 
     Raises:
         ConfigError: there is no default pair for `target`.
+        CheckpointError: the package that reads the models is not installed.
         StoreError, ExportError: a model cannot be fetched or exported.
     """
     target = target or next(iter(DEFAULT_PAIRS))
@@ -30,13 +32,40 @@ def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
             f"{' and '.join(DEFAULT_PAIRS)}: use one of these, or --bundle"
         )
     bundle = store_folder() / "bundles" / target
-    if bundle.exists():
-        try:
-            open_bundle(bundle)
-        except BundleError as error:
-            click.echo(f"{error}; making it again", err=True)
-        else:
-            return bundle
+    if _is_whole(bundle):
+        return bundle
+    try:
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(bundle.with_name(f".{target}.making"), _say_busy):
+            if not _is_whole(bundle):
+                _make(bundle, target, accept_terms)
+    except OSError as error:
+        raise StoreError(
+            f"the local store {store_folder()} cannot be written ({error.strerror or error}): "
+            "free some space or set OMNIDRAFT_HOME to another folder"
+        ) from error
+    return bundle
+
+
+def _is_whole(bundle: Path) -> bool:
+    if not bundle.exists():
+        return False
+    try:
+        open_bundle(bundle)
+    except BundleError as error:
+        click.echo(f"{error}; making it again", err=True)
+        return False
+    return True
+
+
+def _say_busy() -> None:
+    click.echo("another process is making the default bundle: waiting for it", err=True)
+
+
+def _make(bundle: Path, target: str, accept_terms: bool) -> None:
+    from omnidraft_npu.quantize.checkpoints.gguf_package import require_gguf
+
+    require_gguf()
     drafter = DEFAULT_PAIRS[target]
     for name in (target, drafter):
         fetch_model(name, accept_terms=accept_terms)
@@ -46,11 +75,9 @@ def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
 
     from .progress import stage_progress
 
-    bundle.parent.mkdir(parents=True, exist_ok=True)
     request = ExportRequest(
         drafter=model_request(drafter, precision="int8", context_length=4096),
         targets=(model_request(target, precision="int8", context_length=4096),),
     )
     with stage_progress() as report:
         export_bundle(request, bundle, force=True, progress=report)
-    return bundle
