@@ -1,5 +1,6 @@
 """`omnidraft-npu`: the command line. Commands are imported when they are called."""
 
+import errno
 import importlib
 import os
 import sys
@@ -11,6 +12,8 @@ from . import __version__
 from .errors import OmniDraftError
 
 EXIT_INTERRUPTED = 130
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a place that takes no more output answers; never a bug of ours."""
 
 
 class _OneLine(click.ClickException):
@@ -57,14 +60,32 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except OmniDraftError as error:
             raise _OneLine(error) from error
-        except KeyboardInterrupt as error:
+        except (KeyboardInterrupt, click.Abort) as error:
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from error
         except BrokenPipeError:
-            # The reader of our output is gone: nothing is left to say, and Python must
-            # not flush into the closed pipe while it shuts down.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader of our output is gone: nothing is left to say.
+            _give_up_stdout()
             raise click.exceptions.Exit(0) from None
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().main(*args, **options)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            _give_up_stdout()
+            click.echo(
+                f"Error: the output cannot be written ({error.strerror}): send it elsewhere, "
+                "or free some space",
+                err=True,
+            )
+            sys.exit(OmniDraftError.exit_code)
+
+
+def _give_up_stdout() -> None:
+    """Let what is still buffered go nowhere: Python flushes it while it shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -78,6 +99,8 @@ def cli() -> None:
       omnidraft-npu export --drafter smollm2-135m --target gemma3-270m -o bundle
       omnidraft-npu run -b bundle "The sea is"
     """
+    if sys.stdout is None:
+        raise OmniDraftError("stdout is closed: send it to a file, or to the null device")
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(
