@@ -1,6 +1,7 @@
 """`omnidraft-npu run` as scripts and people use it, on a tiny bundle."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -117,6 +118,64 @@ def test_the_prompt_may_come_from_an_argument_a_file_or_stdin(bundle, tmp_path):
         document(run(bundle, "-", "--json", stdin=text.encode())),
     ]
     assert all(r["token_ids"] == results[0]["token_ids"] for r in results)
+
+
+def test_one_line_end_after_a_prompt_on_stdin_is_left_out(bundle, tmp_path):
+    def ids(*arguments, stdin=None):
+        return document(run(bundle, *arguments, "--json", stdin=stdin))["token_ids"]
+
+    plain, ended = ids("two"), ids("two\n")
+    assert plain != ended
+    for line_end in (b"\n", b"\r\n"):
+        assert ids(stdin=b"two" + line_end) == plain
+    assert ids(stdin=b"two\n\n") == ended
+    (tmp_path / "prompt.txt").write_bytes(b"two\n")
+    assert ids("-f", str(tmp_path / "prompt.txt")) == ended
+    assert "stdin is empty" in run(bundle, stdin=b"\n").stderr
+
+
+def test_a_byte_order_mark_is_not_part_of_a_prompt(bundle, tmp_path):
+    plain = document(run(bundle, "two", "--json"))["token_ids"]
+    marked = b"\xef\xbb\xbftwo"
+    (tmp_path / "prompt.txt").write_bytes(marked)
+    for source in ({"stdin": marked}, {}):
+        arguments = () if source else ("-f", str(tmp_path / "prompt.txt"))
+        assert document(run(bundle, *arguments, "--json", **source))["token_ids"] == plain
+    bad = run(bundle, stdin=b"\xef\xbb\xbfab\xff")
+    assert "is 0xff" in bad.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX locales")
+def test_an_argument_in_utf_8_is_read_in_every_locale(bundle):
+    command = [sys.executable, "-m", "omnidraft_npu", "run", "-b", str(bundle), "--json"]
+    limit = ["--max-new-tokens", "2"]
+    found = [
+        subprocess.run(
+            [*command, *limit, prompt],
+            env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"},
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=60,
+        )
+        for prompt in ("日本語", b"caf\xe9")
+    ]
+    expected = document(run(bundle, "日本語", "--json", *limit))["token_ids"]
+    assert found[0].returncode == 0, found[0].stderr
+    assert json.loads(found[0].stdout)["token_ids"] == expected
+    assert found[1].returncode == 1
+    assert "PROMPT is not UTF-8 text (byte 3 is 0xe9)" in found[1].stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+@pytest.mark.parametrize("prompt", [[], ["-"]])
+def test_a_closed_stdin_holds_no_prompt(bundle, prompt):
+    command = [sys.executable, "-m", "omnidraft_npu", "run", "-b", str(bundle), *prompt]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&-', "sh", *command], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: there is no prompt")
 
 
 def test_the_chat_template_is_used_unless_raw(bundle):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import PromptError
+from .text.unicode import is_unicode
 
 BUILTIN_FILE = "bench_prompts.jsonl"
 NO_TASK = "other"
@@ -94,14 +95,6 @@ def _read_row(line: str, where: str) -> TaskPrompt:
         raise PromptError(
             f"{where} has the task {task!r}: 'task' must be a text other than {RESERVED_TASK!r}"
         )
-    if not _is_unicode(prompt):
+    if not is_unicode(prompt):
         raise PromptError(f"{where} holds half of a surrogate pair: save it as UTF-8")
     return TaskPrompt(prompt=prompt, task=task)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -1,6 +1,7 @@
 """`omnidraft-npu run`: answer a prompt."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,8 +74,9 @@ def command(
     """Answer PROMPT with a target model, drafted for by a small one.
 
     The text goes to stdout as it is written, statistics to stderr. PROMPT may come from a
-    file or from stdin. Greedy decoding gives exactly what the target alone would write,
-    and sampling draws from exactly the target's probabilities.
+    file, as it is, or from stdin, less one line end after it. Greedy decoding gives exactly
+    what the target alone would write, and sampling draws from exactly the target's
+    probabilities.
 
     \b
     Examples:
@@ -168,35 +170,33 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None and prompt_file is not None:
         raise ConfigError("there is a PROMPT and a --prompt-file: give one of them")
     if prompt is not None and prompt != "-":
-        text, where = prompt, "PROMPT"
+        where, data = "PROMPT", os.fsencode(prompt)
+    elif prompt_file is not None:
+        where, data = str(prompt_file), _read_file(prompt_file)
     else:
-        text, where = _read_bytes(prompt, prompt_file)
+        where, data = "stdin", _read_stdin(is_asked_for=prompt == "-")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{where} is not UTF-8 text (byte {error.start} is "
+            f"0x{error.object[error.start]:02x}): convert it first"
+        ) from error
     if not text:
         raise PromptError(f"{where} is empty: give the model some text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"{where} is not UTF-8 text ({error.reason}): convert it first"
-        ) from error
     return text
 
 
-def _read_bytes(prompt: str | None, prompt_file: Path | None) -> tuple[str, str]:
-    if prompt_file is not None:
-        where = str(prompt_file)
-        try:
-            data = prompt_file.read_bytes()
-        except OSError as error:
-            raise PromptError(f"cannot read {where}: {error.strerror}") from error
-    elif prompt == "-" or not sys.stdin.isatty():
-        where, data = "stdin", sys.stdin.buffer.read()
-    else:
-        raise ConfigError("there is no prompt: give PROMPT, --prompt-file, or text on stdin")
+def _read_file(path: Path) -> bytes:
     try:
-        return data.decode("utf-8"), where
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{where} is not UTF-8 text (byte {error.start} is 0x{data[error.start]:02x}): "
-            "convert it first"
-        ) from error
+        return path.read_bytes()
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _read_stdin(*, is_asked_for: bool) -> bytes:
+    """What stdin holds, without the one line end that `echo` puts after a prompt."""
+    if sys.stdin is None or (sys.stdin.isatty() and not is_asked_for):
+        raise ConfigError("there is no prompt: give PROMPT, --prompt-file, or text on stdin")
+    data = sys.stdin.buffer.read()
+    return data.removesuffix(b"\r\n") if data.endswith(b"\r\n") else data.removesuffix(b"\n")

@@ -14,6 +14,7 @@ from ..bridge.vocabulary import SPACE_MARK, alphabet_bytes, kind_of
 from ..errors import PromptError, TokenizerError
 from .chat_template import render_chat
 from .tokenizer_config import chat_template_of, read_text, read_tokenizer_config, special_token
+from .unicode import is_unicode
 
 Message = Mapping[str, str]
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
@@ -99,7 +100,7 @@ class Tokenizer:
 
         A text that already starts with BOS (most chat templates write it) does not get another.
         """
-        if not _is_unicode(text):
+        if not is_unicode(text):
             raise PromptError(
                 "the text is not valid UTF-8: it holds half of a surrogate pair. "
                 "Save it as UTF-8 and try again"
@@ -205,14 +206,6 @@ class Tokenizer:
             special_tokens={name: text for name, text in names.items() if text is not None},
             add_generation_prompt=add_generation_prompt,
         )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _canonical(document: Mapping[str, Any], bos_token_id: int | None) -> bytes:
