@@ -1,6 +1,5 @@
 """From checkpoints to a bundle: stages that finish or leave nothing, and can be resumed."""
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +10,11 @@ from omnidraft_npu import __version__
 from omnidraft_npu.bundle import MANIFEST, Bundle, open_bundle
 from omnidraft_npu.errors import CheckpointError, ConfigError, ExportError, TokenizerError
 from omnidraft_npu.files import sha256_of, write_json
+from omnidraft_npu.locks import exclusive
 from omnidraft_npu.manifest import FileEntry, Manifest, ModelEntry
 
-from .model_stage import ModelRequest, export_model
+from .model_stage import ModelRequest, PreparedModel, export_model, prepare_model
+from .placing import check_output, put_in_place
 from .spelling_stage import export_spelling
 from .stages import Stages
 
@@ -67,28 +68,50 @@ def export_bundle(
         CheckpointError, TokenizerError: a model cannot be read; nothing is left behind.
     """
     started = time.perf_counter()
-    _check_output(output, force)
-    stages = Stages(output.with_name(output.name + ".partial"), _identity(request))
+    output = output.resolve()
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(output.with_name(f".{output.name}.lock"), lambda: _refuse(output)):
+            check_output(output, force)
+            stages = Stages(output.with_name(output.name + ".partial"), _identity(request))
+            _export(request, stages, output, progress)
+    except OSError as error:
+        raise ExportError(
+            f"cannot write {output} ({error.strerror or error}): choose another --output"
+        ) from error
+    return ExportReport(
+        bundle=open_bundle(output),
+        stage_s=stages.seconds,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _refuse(output: Path) -> None:
+    raise ExportError(
+        f"another process is exporting to {output}: wait for it, or choose another --output"
+    )
+
+
+def _export(request: ExportRequest, stages: Stages, output: Path, progress: Progress) -> None:
     try:
         manifest = _run_stages(request, stages, progress)
-        _put_in_place(stages, manifest, output)
+        write_json(stages.root / MANIFEST, manifest.to_json())
+        put_in_place(stages.root, output)
     except (CheckpointError, TokenizerError, ConfigError):
         stages.discard()
         raise
     except OSError as error:
         stages.discard_if_empty()
         raise ExportError(
-            f"cannot write {output}: {error.strerror or error}. Free space or choose another "
-            f"--output; {stages.resume_hint()}"
+            f"cannot write {output} ({error.strerror or error}); {stages.advice()}"
         ) from error
+    except ExportError as error:
+        stages.discard_if_empty()
+        raise ExportError(f"{error}; {stages.advice()}") from error
     except BaseException:
         stages.discard_if_empty()
         raise
-    return ExportReport(
-        bundle=open_bundle(output),
-        stage_s=stages.seconds,
-        seconds=time.perf_counter() - started,
-    )
+    Stages.forget(output)
 
 
 def _identity(request: ExportRequest) -> dict[str, Any]:
@@ -97,18 +120,18 @@ def _identity(request: ExportRequest) -> dict[str, Any]:
     return {"tool_version": __version__, "models": [model.identity() for model in models]}
 
 
-def _check_output(output: Path, force: bool) -> None:
-    if not output.exists():
-        return
-    if not output.is_dir() or (any(output.iterdir()) and not (output / MANIFEST).is_file()):
-        raise ExportError(f"{output} exists and is not a bundle: choose another --output")
-    if not force and any(output.iterdir()):
-        raise ExportError(f"{output} exists: use --force to replace it, or another --output")
-
-
 def _run_stages(request: ExportRequest, stages: Stages, progress: Progress) -> Manifest:
-    drafter = _model(request.drafter, "drafter", stages, progress)
-    targets = {m.name: _model(m, f"targets/{m.name}", stages, progress) for m in request.targets}
+    requests = (request.drafter, *request.targets)
+    models = []
+    for i, wanted in enumerate(requests):
+        progress("reading models", i, len(requests))
+        models.append(prepare_model(wanted))
+    progress("reading models", len(requests), len(requests))
+    drafter = _model(models[0], "drafter", stages, progress)
+    targets = {
+        model.request.name: _model(model, f"targets/{model.request.name}", stages, progress)
+        for model in models[1:]
+    }
     for target in targets.values():
         if target.tokenizer_sha256 != drafter.tokenizer_sha256:
             _spell(drafter, target, stages, progress)
@@ -120,11 +143,11 @@ def _run_stages(request: ExportRequest, stages: Stages, progress: Progress) -> M
     )
 
 
-def _model(request: ModelRequest, folder: str, stages: Stages, progress: Progress) -> ModelEntry:
+def _model(model: PreparedModel, folder: str, stages: Stages, progress: Progress) -> ModelEntry:
     facts = stages.run(
-        f"{folder.split('/')[0].removesuffix('s')} {request.name}",
+        f"{folder.split('/')[0].removesuffix('s')} {model.request.name}",
         folder,
-        lambda root, tell: export_model(request, root, folder, tell),
+        lambda root, tell: export_model(model, root, folder, tell),
         progress,
     )
     return ModelEntry.from_json(facts)
@@ -148,19 +171,3 @@ def _hash(stages: Stages, progress: Progress) -> dict[str, FileEntry]:
         entries[relative] = FileEntry(size=path.stat().st_size, sha256=sha256_of(path))
     progress("hashing", len(files), len(files))
     return entries
-
-
-def _put_in_place(stages: Stages, manifest: Manifest, output: Path) -> None:
-    write_json(stages.root / MANIFEST, manifest.to_json())
-    stages.close()
-    if not output.exists():
-        stages.root.replace(output)
-        return
-    replaced = output.with_name(output.name + ".replaced")
-    if replaced.exists():
-        shutil.rmtree(replaced)
-    output.replace(replaced)
-    stages.root.replace(output)
-    if (replaced / "state").is_dir():
-        (replaced / "state").replace(output / "state")
-    shutil.rmtree(replaced)

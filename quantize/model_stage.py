@@ -12,7 +12,7 @@ from omnidraft_npu.manifest import GraphEntry, ModelEntry
 from omnidraft_npu.store.local import resolve_model
 from omnidraft_npu.text.tokenizer import Tokenizer
 
-from .checkpoints.checkpoint import SourceFiles, TokenizerFiles
+from .checkpoints.checkpoint import Checkpoint, SourceFiles, TokenizerFiles
 from .foreign_graph import ForeignGraph
 from .genai_model import GENAI_CONFIG, import_genai_model
 from .stages import Facts, Tell
@@ -84,11 +84,35 @@ def model_request(
     )
 
 
-def export_model(request: ModelRequest, root: Path, folder: str, tell: Tell) -> Facts:
-    """Write a model's graph and tokenizer below `root` / `folder`.
+@dataclass(frozen=True, kw_only=True)
+class PreparedModel:
+    """A request whose checkpoint was opened: what can be seen without reading weights is right."""
+
+    request: ModelRequest
+    checkpoint: Checkpoint | None
+    """None for a model that another exporter makes."""
+    tokenizer: TokenizerFiles | None
+
+
+def prepare_model(request: ModelRequest) -> PreparedModel:
+    """Open a checkpoint and its tokenizer, before any model of an export is worked on.
+
+    Raises:
+        CheckpointError, TokenizerError: it cannot be exported.
+    """
+    if request.exporter == "optimum" or (request.path / GENAI_CONFIG).is_file():
+        return PreparedModel(request=request, checkpoint=None, tokenizer=None)
+    from .checkpoints.open_checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(request.path)
+    return PreparedModel(request=request, checkpoint=checkpoint, tokenizer=checkpoint.tokenizer())
+
+
+def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> Facts:
+    """Write a model's graph and tokenizer.
 
     Args:
-        request: The model.
+        model: The model.
         root: The stage's folder; exists and is empty.
         folder: Its path in the bundle.
         tell: Told about each tensor.
@@ -99,20 +123,12 @@ def export_model(request: ModelRequest, root: Path, folder: str, tell: Tell) -> 
     Raises:
         CheckpointError, TokenizerError: the checkpoint cannot be exported.
     """
-    if request.exporter == "optimum":
-        from .optimum_export import export_with_optimum
-
-        return _foreign_entry(
-            request, root, folder, export_with_optimum(request.path, root / "cpu")
-        )
-    if (request.path / GENAI_CONFIG).is_file():
-        return _foreign_entry(request, root, folder, import_genai_model(request.path, root / "cpu"))
-    from .checkpoints.open_checkpoint import open_checkpoint
+    request, checkpoint, files = model.request, model.checkpoint, model.tokenizer
+    if checkpoint is None or files is None:
+        return _foreign_entry(request, root, folder, _foreign_graph(request, root / "cpu"))
     from .decoder_cpu import CpuGraphOptions, build_cpu_decoder
 
-    checkpoint = open_checkpoint(request.path)
     config = checkpoint.config
-    files = checkpoint.tokenizer()
     context_length = min(request.context_length, config.context_length)
     tensors_done = 0
     total = len(config.tensor_shapes())
@@ -159,6 +175,15 @@ def export_model(request: ModelRequest, root: Path, folder: str, tell: Tell) -> 
         },
     )
     return entry.to_json()
+
+
+def _foreign_graph(request: ModelRequest, folder: Path) -> ForeignGraph:
+    """The graph of a model that our builder does not build."""
+    if request.exporter == "optimum":
+        from .optimum_export import export_with_optimum
+
+        return export_with_optimum(request.path, folder)
+    return import_genai_model(request.path, folder)
 
 
 def _foreign_entry(request: ModelRequest, root: Path, folder: str, graph: ForeignGraph) -> Facts:

@@ -65,9 +65,10 @@ class Stages:
         """Every file the stages wrote, in a stable order."""
         return sorted(p for p in self.root.rglob("*") if p.is_file() and _MARKS not in p.parts)
 
-    def close(self) -> None:
-        """Drop the book-keeping; the folder is complete."""
-        shutil.rmtree(self._marks)
+    @staticmethod
+    def forget(folder: Path) -> None:
+        """Drop the book-keeping that a finished folder still holds."""
+        shutil.rmtree(folder / _MARKS, ignore_errors=True)
 
     def discard(self) -> None:
         """Drop everything."""
@@ -78,10 +79,10 @@ class Stages:
         if not self._has_finished():
             self.discard()
 
-    def resume_hint(self) -> str:
-        """What a user may do about the finished stages, for the end of a message."""
+    def advice(self) -> str:
+        """What a user may do after a failure, for the end of a message."""
         if self._has_finished():
-            return f"run the same command again to resume from {self.root}"
+            return f"finished parts are kept in {self.root}; mend it and run the same command again"
         return "nothing was left behind"
 
     def _has_finished(self) -> bool:

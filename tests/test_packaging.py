@@ -20,6 +20,7 @@ FOLDERS = {
 # (pure Python counts). A new base dependency is added here after the same check.
 HAS_WHEELS_EVERYWHERE = {
     "click",
+    "filelock",
     "jinja2",
     "numpy",
     "onnx",

@@ -203,8 +203,44 @@ def test_a_full_disk_is_one_line_and_finished_stages_stay(checkpoints, tmp_path,
     monkeypatch.setattr(module, "export_model", full)
     line = only_error(export(checkpoints, tmp_path / "bundle"))
     assert "No space left on device" in line
-    assert "resume" in line
+    assert "run the same command again" in line
     assert not list((tmp_path / "bundle.partial").rglob("half"))
+
+
+def test_a_bad_target_is_found_before_the_drafter_is_exported(checkpoints, tmp_path, monkeypatch):
+    from omnidraft_npu.quantize import export as module
+
+    def never(*arguments):
+        raise AssertionError("a model was exported before all were looked at")
+
+    monkeypatch.setattr(module, "export_model", never)
+    target = damaged(checkpoints, tmp_path, edit_config(model_type="mamba"))
+    assert "mamba" in only_error(export(checkpoints, tmp_path / "bundle", target=str(target)))
+
+
+def test_a_second_export_to_the_same_place_is_refused_while_the_first_runs(checkpoints, tmp_path):
+    from omnidraft_npu.locks import exclusive
+
+    with exclusive(tmp_path / ".bundle.lock", lambda: None):
+        line = only_error(export(checkpoints, tmp_path / "bundle"))
+    assert "another process" in line
+    assert export(checkpoints, tmp_path / "bundle").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_an_output_may_be_a_link_to_an_empty_folder(checkpoints, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert export(checkpoints, tmp_path / "link").exit_code == 0
+    open_bundle(tmp_path / "link", verify=True)
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_a_mount_point_is_refused_before_any_work(checkpoints, tmp_path, monkeypatch):
+    (tmp_path / "mount").mkdir()
+    monkeypatch.setattr("os.path.ismount", lambda path: path.name == "mount")
+    assert "mount point" in only_error(export(checkpoints, tmp_path / "mount"))
 
 
 def test_two_targets_of_one_name_are_refused(checkpoints, tmp_path):

@@ -52,7 +52,7 @@ def test_a_failed_stage_leaves_no_file_and_finished_ones_stay(tmp_path):
     assert [path.name for path in stages.files()] == ["file"]
     stages.discard_if_empty()
     assert root.exists()
-    assert "resume" in stages.resume_hint()
+    assert "kept" in stages.advice()
 
 
 def test_nothing_is_left_when_no_stage_finished(tmp_path):
@@ -64,9 +64,9 @@ def test_nothing_is_left_when_no_stage_finished(tmp_path):
     assert not root.exists()
 
 
-def test_closing_drops_the_book_keeping_only(tmp_path):
+def test_forgetting_drops_the_book_keeping_only(tmp_path):
     stages = Stages(tmp_path / "work.partial", {})
     stages.run("first", "one", write, quiet)
-    stages.close()
+    Stages.forget(stages.root)
     left = [path.name for path in stages.root.rglob("*") if path.is_file()]
     assert left == ["file"]
