@@ -1,6 +1,7 @@
 """`omnidraft-npu bench`: names, identities and honest comparisons."""
 
 import builtins
+import copy
 import json
 import math
 import statistics
@@ -244,6 +245,20 @@ def test_people_get_a_table_and_a_picture(bundle, prompts, tmp_path):
     assert 800 <= width <= 3000
     assert 600 <= height <= 2000
     assert len(data) > 10_000
+
+
+def test_the_table_shows_tokens_over_rounds(document, capsys):
+    """A stop token can cut a round short."""
+    from omnidraft_npu.commands.bench import _print_table
+
+    shown = copy.deepcopy(document)
+    for group in shown["summary"].values():
+        for row in group["by_draft_tokens"].values():
+            row |= {"num_tokens": 46, "rounds": 2, "accepted": 46, "mean_acceptance_length": 24.0}
+    _print_table(shown)
+    table = capsys.readouterr().out
+    assert "23.00" in table
+    assert "24.00" not in table
 
 
 def test_a_missing_matplotlib_is_told_before_anything_is_measured(bundle, prompts, monkeypatch):

@@ -201,7 +201,7 @@ class DecodeStats:
             f"{name} {100 * stats[f'{name}_share']:.0f} %" for name in ("draft", "verify", "bridge")
         )
         return (
-            f"{rate}, {stats['mean_acceptance_length']:.2f} tokens a round ({accepted}); "
+            f"{rate}, {self.num_tokens / self.rounds:.2f} tokens a round ({accepted}); "
             f"time: {shares}; {f'drafter on {drafter}' if drafter else 'no drafter'}, {where}"
         )
 

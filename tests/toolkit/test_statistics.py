@@ -122,6 +122,14 @@ def test_identities_hold_for_real_rounds(target, rng, k):
     assert f"{stats.accepted} of {stats.proposed} draft tokens accepted" in stats.summary()
 
 
+def test_tokens_a_round_for_people_are_tokens_over_rounds(target):
+    """A stop token among the drafts leaves no room for the target's own token."""
+    stats = DecodeStats(target, target_provider="cpu", draft_provider="cpu")
+    stats.record(one_round((3,) * 23, 23, 23, 23))
+    assert stats.to_json()["mean_acceptance_length"] == 24.0
+    assert "23 tokens, 23.0 tok/s, 23.00 tokens a round (" in stats.summary()
+
+
 def test_several_responses_add_up(target, rng):
     table = rng.normal(size=(target.size,) * 2)
     stats = DecodeStats(target, target_provider="cpu")

@@ -171,10 +171,10 @@ def _describe_model(entry: "ModelEntry") -> dict[str, Any]:
 
 
 def _print_table(document: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from ..plots import title_of
+    from .tables import table_console
 
     table = Table(title=title_of(document["environment"]))
     for name in ("task", "k", "accepted", "of tested", "tokens a round", "bytes a round"):
@@ -189,7 +189,7 @@ def _print_table(document: dict[str, Any]) -> None:
                 k,
                 _percent(row["acceptance_rate"]),
                 _percent(row["conditional_acceptance"]),
-                f"{row['mean_acceptance_length']:.2f}",
+                f"{row['num_tokens'] / row['rounds']:.2f}",
                 f"{row['bytes_per_target_forward']:.1f}",
                 f"{alone:.1f}",
                 f"{row['decode_tokens_per_s']:.1f}",
@@ -199,10 +199,7 @@ def _print_table(document: dict[str, Any]) -> None:
                 f"{1000 * row['ttft_s']:.0f} ms",
             )
         table.add_section()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
+    table_console().print(table)
 
 
 def _percent(part: float | None, digits: int = 0) -> str:

@@ -29,14 +29,11 @@ def command(bundle: Path, verify: bool, as_json: bool) -> None:
 
 
 def _show(bundle: Bundle) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from .tables import make_table, table_console
 
     manifest = bundle.manifest
-    table = Table(title=f"{bundle.root} (format {manifest.format_version})", title_justify="left")
     columns = ("role", "name", "architecture", "graph", "size", "context", "vocabulary", "ends at")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    table = make_table(columns, long=("name", "ends at"))
     models = [("drafter", manifest.drafter), *(("target", m) for m in manifest.targets.values())]
     for role, model in models:
         for flavour, graph in model.graphs.items():
@@ -50,13 +47,12 @@ def _show(bundle: Bundle) -> None:
                 f"{model.vocab_size:,}",
                 " ".join(map(str, model.eos_token_ids)),
             )
-    console = Console()
-    console.print(table)
+    click.echo(f"{bundle.root} (format {manifest.format_version})")
+    table_console().print(table)
     total = sum(entry.size for entry in manifest.files.values())
-    console.print(
+    click.echo(
         f"{len(manifest.files)} files, {size_text(total)}, written by "
-        f"omnidraft-npu {manifest.tool_version}",
-        highlight=False,
+        f"omnidraft-npu {manifest.tool_version}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import ConfigError
+from ..errors import ConfigError, StoreError
 from ..store.builtin_models import BUILTIN_MODELS, find_builtin
 from ..store.local import models_folder, stored_models, stored_path
 
@@ -63,7 +63,7 @@ def fetch_model(name: str, *, accept_terms: bool) -> Path:
     On a terminal the user is asked for what `accept_terms` does not accept.
 
     Raises:
-        StoreError: as `pull`.
+        StoreError: as `pull`, or the user said no.
     """
     from ..store.pull import pull
 
@@ -80,10 +80,13 @@ def fetch_model(name: str, *, accept_terms: bool) -> Path:
 
 def _asked_for_terms(name: str) -> bool:
     model = find_builtin(name)
-    if model is None or model.terms_url is None or not sys.stdin.isatty():
+    is_asked = sys.stdin is not None and sys.stdin.isatty()
+    if model is None or model.terms_url is None or not is_asked:
         return False
     click.echo(f"{model.name} is under the {model.licence}: {model.terms_url}", err=True)
-    return click.confirm("Do you accept them?", err=True)
+    if not click.confirm("Do you accept them?", err=True):
+        raise StoreError(f"{model.name} was not fetched: use a model whose terms you accept")
+    return True
 
 
 @contextlib.contextmanager
@@ -133,14 +136,11 @@ def _show_list(as_json: bool) -> None:
         }
         click.echo(json.dumps(document, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
     from .inspect import size_text
+    from .tables import make_table, table_console
 
-    table = Table(title=f"Models in {models_folder()}", title_justify="left")
-    for column in ("name", "what", "licence", "size", "stored"):
-        table.add_column(column, overflow="fold")
+    columns = ("name", "what", "licence", "size", "stored")
+    table = make_table(columns, long=("name", "what", "licence"))
     for builtin in BUILTIN_MODELS.values():
         is_stored = "yes" if builtin.name in stored else "no"
         size = size_text(builtin.size)
@@ -148,4 +148,5 @@ def _show_list(as_json: bool) -> None:
     for model in stored.values():
         if model.name not in BUILTIN_MODELS:
             table.add_row(model.name, "from the model hub", "", size_text(model.size_bytes), "yes")
-    Console().print(table)
+    click.echo(f"Models in {models_folder()}")
+    table_console().print(table)

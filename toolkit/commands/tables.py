@@ -1,0 +1,28 @@
+"""Tables on stdout, for people and for pipes."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_PIPE_WIDTH = 160
+
+
+def make_table(columns: Sequence[str], *, long: Sequence[str]) -> "Table":
+    """A table that fits 80 characters more often; only its `long` columns are ever wrapped."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, overflow="fold", no_wrap=name not in long)
+    return table
+
+
+def table_console() -> "Console":
+    """A console on stdout: as wide as the terminal, or wide enough for any table of ours."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
