@@ -75,6 +75,8 @@ def _read_manifest(root: Path) -> Manifest:
         )
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise BundleError(f"{path} is nested too deeply: export the bundle again") from error
     except (ValueError, OSError) as error:
         raise BundleError(f"{path} cannot be read ({error}): export the bundle again") from error
     return Manifest.from_json(document)

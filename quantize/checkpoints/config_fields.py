@@ -1,17 +1,25 @@
 """Typed access to a configuration document that names the field in every complaint."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from omnidraft_npu.errors import CheckpointError
 
+TRY_OPTIMUM = "try --exporter optimum"
+
+_LARGEST = 2**31 - 1
+
 
 class ConfigFields:
     """Fields of one JSON document; a field that is null counts as absent."""
 
-    def __init__(self, document: Mapping[str, Any], source: str) -> None:
+    def __init__(
+        self, document: Mapping[str, Any], source: str, *, other_way: str = TRY_OPTIMUM
+    ) -> None:
+        """Args: the document, its name, and what to do about a value that is not supported."""
         self._document = document
+        self._other_way = other_way
         self.source = source
         """What to call the document in an error."""
 
@@ -28,17 +36,19 @@ class ConfigFields:
         return value
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`."""
+        """A whole number of at least `least`, below 2**31."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self._invalid(name, value, f"a whole number of at least {least}")
+        if value > _LARGEST:
+            raise self._invalid(name, value, f"a whole number of at most {_LARGEST}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above zero."""
         value = self.get(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not (math.isfinite(value) and value > 0):
+        if not is_number or not 0 < value <= sys.float_info.max:
             raise self._invalid(name, value, "a number above zero")
         return float(value)
 
@@ -56,13 +66,20 @@ class ConfigFields:
             raise self._invalid(name, value, "an object")
         return value
 
-    def unsupported(self, name: str, value: Any, meaning: str) -> CheckpointError:
-        """The error for a value that is valid but means `meaning`, which is not supported."""
-        shown = repr(value)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
+    def unsupported(
+        self, name: str, value: Any, meaning: str, *, other_way: str | None = None
+    ) -> CheckpointError:
+        """The error for a value that is valid but means `meaning`, which is not supported.
+
+        Args:
+            name: the field.
+            value: what it holds.
+            meaning: what that asks for, a noun in the singular.
+            other_way: what to do; where it is None, what the document's own way out is.
+        """
         return CheckpointError(
-            f"{self.source}: {name} is {shown}: {meaning} is not supported. Try --exporter optimum"
+            f"{self.source}: {name} is {_shown(value)}: {meaning} is not supported; "
+            f"{other_way or self._other_way}"
         )
 
     def _invalid(self, name: str, value: Any, wanted: str) -> CheckpointError:
@@ -71,5 +88,11 @@ class ConfigFields:
                 f"{self.source}: {name} is missing, it should be {wanted}; get the file again"
             )
         return CheckpointError(
-            f"{self.source}: {name} is {value!r}, it should be {wanted}; get the file again"
+            f"{self.source}: {name} is {_shown(value)}, it should be {wanted}; get the file again"
         )
+
+
+def _shown(value: Any) -> str:
+    """A value as it is written, its beginning where that is long."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."

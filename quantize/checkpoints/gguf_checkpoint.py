@@ -7,7 +7,7 @@ from typing import Any
 
 from ..architecture import DecoderConfig
 from .checkpoint import SourceFiles, TokenizerFiles
-from .gguf_config import config_document
+from .gguf_config import USE_FOLDER, config_document
 from .gguf_file import GgufHeader, read_gguf_header
 from .gguf_rope import half_split_rows
 from .hf_config import decoder_config
@@ -25,11 +25,13 @@ def open_gguf(path: Path) -> StoredCheckpoint:
     """
     header = read_gguf_header(path)
     document = config_document(header, _frequency_factors(header), path.name)
-    config = decoder_config(document, path.name)
+    config = decoder_config(
+        document, path.name, num_tensors=len(header.tensors), other_way=USE_FOLDER
+    )
     names = {name: gguf_name(name) for name in config.tensor_shapes()}
     stored = match_tensors(config, names, header.tensors, path.name)
     unused = header.tensors.keys() - {*names.values(), _FREQUENCY_FACTORS}
-    refuse_unused(unused, config, path.name)
+    refuse_unused(unused, config, path.name, other_way=USE_FOLDER)
     is_interleaved = header.fields["general.architecture"] == "llama"
     return StoredCheckpoint(
         path=path,

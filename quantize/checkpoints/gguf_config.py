@@ -12,6 +12,9 @@ from .gguf_file import GgufHeader
 from .gguf_rope import llama3_scaling
 from .hf_config import SUPPORTED
 
+USE_FOLDER = "use its Hugging Face folder with --exporter optimum"
+"""What to do about a file that is not supported; the other exporter takes folders only."""
+
 _FAMILIES = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
@@ -90,20 +93,21 @@ def config_document(
 def _own_fields(header: GgufHeader, source: str) -> ConfigFields:
     """The metadata without the architecture's name before the keys."""
     family = header.fields.get("general.architecture")
-    if family not in _FAMILIES:
+    if not isinstance(family, str) or family not in _FAMILIES:
         raise CheckpointError(
             f"{source}: architecture {family!r} is not supported; supported are {SUPPORTED}. "
-            "For another causal LM use its Hugging Face folder and --exporter optimum"
+            f"For another causal LM {USE_FOLDER}"
         )
-    if header.fields.get("split.count", 1) > 1:
+    if header.fields.get("split.count", 1) not in (0, 1):
         raise CheckpointError(
             f"{source} is one of {header.fields['split.count']} parts; "
             "join them first with llama-gguf-split --merge"
         )
-    if "token_embd.weight" not in header.tensors:
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or not embedding.shape:
         raise CheckpointError(f"{source}: tensor token_embd.weight is missing; get the file again")
     plain = {k.removeprefix(f"{family}."): _plain(v) for k, v in header.fields.items()}
-    return ConfigFields(plain, source)
+    return ConfigFields(plain, source, other_way=USE_FOLDER)
 
 
 def _plain(value: Any) -> Any:

@@ -18,6 +18,7 @@ from .stored_tensor import BLOCK_ENCODINGS, FLOAT_ENCODINGS, StoredTensor, store
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
+_MAX_NESTING = 8
 _SCALARS = {
     0: "B",
     1: "b",
@@ -92,16 +93,18 @@ class _Reader:
         start = -(-self._position // alignment) * alignment
         return GgufHeader(fields=fields, tensors={t.name: t for t in self._stored(places, start)})
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
             item_kind, count = self._unpack("IQ")
+            if depth == _MAX_NESTING:
+                raise self._damaged(f"its metadata nests arrays more than {depth} deep")
             if count > len(self._data):
                 raise self._damaged(f"an array of {count} items does not fit into it")
             if item_kind in _SCALARS:
                 return list(self._unpack(f"{count}{_SCALARS[item_kind]}"))
-            return [self._value(item_kind) for _ in range(count)]
+            return [self._value(item_kind, depth + 1) for _ in range(count)]
         if kind not in _SCALARS:
             raise self._damaged(f"its metadata holds a value of unknown type {kind}")
         return self._unpack(_SCALARS[kind])[0]

@@ -10,7 +10,7 @@ from typing import Any
 from omnidraft_npu.errors import CheckpointError
 
 from ..architecture import Activation, DecoderConfig, LayerType
-from .config_fields import ConfigFields
+from .config_fields import TRY_OPTIMUM, ConfigFields
 from .hf_rope import rope_configs
 
 SUPPORTED = "llama (vicuna too), mistral, qwen2, qwen3 and gemma3 text"
@@ -51,7 +51,6 @@ _LAYER_TYPES: dict[str, LayerType] = {"full_attention": "full", "sliding_attenti
 
 # Fields that change what is computed wherever they are set, and what they would ask for.
 _REFUSED = {
-    "quantization_config": "weights that are already quantised; use the original checkpoint",
     "num_experts": "a mixture of experts",
     "num_local_experts": "a mixture of experts",
     "attn_logit_softcapping": "softcapping of attention scores",
@@ -61,18 +60,33 @@ _REFUSED = {
 }
 
 
-def decoder_config(document: Mapping[str, Any], source: str) -> DecoderConfig:
+def decoder_config(
+    document: Mapping[str, Any],
+    source: str,
+    *,
+    num_tensors: int | None = None,
+    other_way: str = TRY_OPTIMUM,
+) -> DecoderConfig:
     """The decoder that a `config.json` of transformers 4 or 5 describes.
 
     Args:
         document: the parsed file; of a multimodal gemma3, the text part is taken.
         source: what to call the file in an error.
+        num_tensors: of the checkpoint, where known; it has no more layers.
+        other_way: what to do about a decoder that is not supported.
 
     Raises:
         CheckpointError: the architecture or a variant of it is not supported, or a
             field is missing or has an impossible value.
     """
-    fields = _fields_of_text_model(document, source)
+    fields = _fields_of_text_model(document, source, other_way)
+    if quantised := fields.get("quantization_config"):
+        raise fields.unsupported(
+            "quantization_config",
+            quantised,
+            "a checkpoint that is already quantised",
+            other_way="use the original one",
+        )
     for name, meaning in _REFUSED.items():
         value = fields.get(name)
         if value:
@@ -88,7 +102,7 @@ def decoder_config(document: Mapping[str, Any], source: str) -> DecoderConfig:
             "the file is damaged"
         )
     head_dim = _head_dim(fields, hidden_size, num_heads)
-    layer_types, window = _attention_kinds(fields)
+    layer_types, window = _attention_kinds(fields, num_tensors)
     rope, local_rope = rope_configs(fields)
     has_bias = family in ("llama", "qwen3", "gemma3_text") and fields.flag("attention_bias")
     return DecoderConfig(
@@ -118,7 +132,7 @@ def decoder_config(document: Mapping[str, Any], source: str) -> DecoderConfig:
     )
 
 
-def _fields_of_text_model(document: Mapping[str, Any], source: str) -> ConfigFields:
+def _fields_of_text_model(document: Mapping[str, Any], source: str, other_way: str) -> ConfigFields:
     """The decoder's own fields, completed with what transformers assumes."""
     model_type = document.get("model_type")
     if model_type == "gemma3":
@@ -132,20 +146,20 @@ def _fields_of_text_model(document: Mapping[str, Any], source: str) -> ConfigFie
         }
         document = shared | dict(text) | {"model_type": "gemma3_text"}
         model_type = "gemma3_text"
-    if model_type not in _DEFAULTS:
+    if not isinstance(model_type, str) or model_type not in _DEFAULTS:
         raise CheckpointError(
             f"{source}: model_type {model_type!r} is not supported; supported are {SUPPORTED}. "
             "For another causal LM use --exporter optimum"
         )
     classes = document.get("architectures") or ["ForCausalLM"]
-    if not any(
+    if not isinstance(classes, list) or not any(
         str(name).endswith(("CausalLM", "ConditionalGeneration", "Model")) for name in classes
     ):
         raise CheckpointError(
             f"{source}: architectures {classes} is not a causal language model; "
             "use a checkpoint that generates text"
         )
-    return ConfigFields(_DEFAULTS[model_type] | dict(document), source)
+    return ConfigFields(_DEFAULTS[model_type] | dict(document), source, other_way=other_way)
 
 
 def _head_dim(fields: ConfigFields, hidden_size: int, num_heads: int) -> int:
@@ -157,7 +171,9 @@ def _head_dim(fields: ConfigFields, hidden_size: int, num_heads: int) -> int:
         )
     head_dim = fields.count("head_dim", hidden_size // num_heads)
     if head_dim % 2:
-        raise fields.unsupported("head_dim", head_dim, "an odd head size, which rotary needs even")
+        raise fields.unsupported(
+            "head_dim", head_dim, "an odd head size (rotary needs an even one)"
+        )
     return head_dim
 
 
@@ -166,14 +182,21 @@ def _activation(fields: ConfigFields) -> Activation:
     is_gemma = fields.get("model_type") == "gemma3_text"
     name = "hidden_activation" if is_gemma else "hidden_act"
     value = fields.get(name, "silu")
-    if value not in _ACTIVATIONS:
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
         raise fields.unsupported(name, value, f"an activation other than {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[value]
 
 
-def _attention_kinds(fields: ConfigFields) -> tuple[tuple[LayerType, ...], int | None]:
+def _attention_kinds(
+    fields: ConfigFields, num_tensors: int | None
+) -> tuple[tuple[LayerType, ...], int | None]:
     """Kind of every layer, and the window of the sliding ones (None where there are none)."""
     num_layers = fields.count("num_hidden_layers")
+    if num_tensors is not None and num_layers > num_tensors:
+        raise CheckpointError(
+            f"{fields.source}: num_hidden_layers is {num_layers}, but the checkpoint has "
+            f"{num_tensors} tensors; they are not of one model or the file is damaged"
+        )
     kinds = _usual_kinds(fields, num_layers)
     stated = fields.get("layer_types")
     if stated is not None:
@@ -212,8 +235,10 @@ def _stated_kinds(
     fields: ConfigFields, stated: Any, usual: tuple[LayerType, ...]
 ) -> tuple[LayerType, ...]:
     """`layer_types` in our words, where the family really follows them."""
+    if not isinstance(stated, list | tuple):
+        raise fields.unsupported("layer_types", stated, "anything but a list of layers")
     for name in stated:
-        if name not in _LAYER_TYPES:
+        if not isinstance(name, str) or name not in _LAYER_TYPES:
             raise fields.unsupported("layer_types", name, "a layer neither full nor sliding")
     kinds = tuple(_LAYER_TYPES[name] for name in stated)
     family = fields.text("model_type")

@@ -30,8 +30,9 @@ def rope_configs(fields: ConfigFields) -> tuple[RopeConfig, RopeConfig | None]:
                 "rope_parameters", parameters, "one rotary embedding for all layers of gemma3"
             )
         local_theta = fields.number("rope_local_base_freq", 10_000.0 if is_gemma else theta)
-        full = dict(parameters.get("full_attention") or {}) | scaling
-        local = _rope(fields, parameters.get("sliding_attention") or {}, local_theta)
+        of_kinds = ConfigFields(parameters, f"{fields.source}: rope_parameters")
+        full = dict(of_kinds.section("full_attention")) | scaling
+        local = _rope(fields, of_kinds.section("sliding_attention"), local_theta)
         rope = _rope(fields, full, theta)
         return rope, None if local == rope else local
     return _rope(fields, parameters | scaling, theta), None

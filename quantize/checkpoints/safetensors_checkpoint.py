@@ -37,8 +37,8 @@ def open_folder(folder: Path) -> StoredCheckpoint:
         CheckpointError: something is missing, damaged or not supported.
     """
     document = read_object(folder / "config.json")
-    config = decoder_config(document, f"{folder.name}/config.json")
     found = _tensors_of(folder)
+    config = decoder_config(document, f"{folder.name}/config.json", num_tensors=len(found))
     return StoredCheckpoint(
         path=folder,
         config=config,
@@ -59,8 +59,10 @@ def _tensors_of(folder: Path) -> dict[str, StoredTensor]:
     if not (folder / _INDEX).is_file():
         raise _no_weights(folder)
     index = read_object(folder / _INDEX).get("weight_map")
-    if not isinstance(index, dict):
-        raise CheckpointError(f"{folder.name}/{_INDEX} has no weight_map; get the file again")
+    if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+        raise CheckpointError(
+            f"{folder.name}/{_INDEX} has no weight_map from tensors to files; get the file again"
+        )
     found: dict[str, StoredTensor] = {}
     for shard in sorted(set(index.values())):
         if Path(shard).name != shard or not (folder / shard).is_file():

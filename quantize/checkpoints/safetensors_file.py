@@ -31,7 +31,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             header = json.loads(file.read(length))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, "its header is not JSON") from error
     if not isinstance(header, dict):
         raise _damaged(path, "its header is not an object")
@@ -46,7 +46,7 @@ def _stored(path: Path, name: str, entry: Any, start: int, file_size: int) -> St
         shape = tuple(int(size) for size in entry["shape"])
         encoding = str(entry["dtype"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _damaged(path, f"its header says nothing usable of tensor {name}") from error
     if start + end > file_size:
         raise _damaged(path, f"its {file_size} bytes end before tensor {name}")

@@ -12,6 +12,7 @@ from omnidraft_npu.errors import CheckpointError
 from ..architecture import DecoderConfig
 from ..tokenization.tokenizer_checks import fitted_to_model
 from .checkpoint import SourceFiles, TokenizerFiles
+from .config_fields import TRY_OPTIMUM
 from .stored_tensor import BLOCK_ENCODINGS, FLOAT_ENCODINGS, StoredTensor
 
 Tensor = npt.NDArray[np.float32]
@@ -80,8 +81,16 @@ def match_tensors(
     return matched
 
 
-def refuse_unused(unused: Iterable[str], config: DecoderConfig, source: str) -> None:
+def refuse_unused(
+    unused: Iterable[str], config: DecoderConfig, source: str, *, other_way: str = TRY_OPTIMUM
+) -> None:
     """Refuse a checkpoint with weights that the described decoder would leave out.
+
+    Args:
+        unused: their names.
+        config: the decoder.
+        source: what to call the checkpoint in an error.
+        other_way: what to do instead.
 
     Raises:
         CheckpointError: there is one.
@@ -90,5 +99,5 @@ def refuse_unused(unused: Iterable[str], config: DecoderConfig, source: str) -> 
     if name is not None:
         raise CheckpointError(
             f"{source}: tensor {name} has no place in a {config.architecture} decoder of this "
-            "configuration, so the model computes something else; try --exporter optimum"
+            f"configuration, so the model computes something else; {other_way}"
         )

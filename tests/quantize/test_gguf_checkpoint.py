@@ -1,5 +1,6 @@
 """GGUF files against the safetensors of the same weights."""
 
+import struct
 import sys
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def test_frequency_factors_that_are_not_llama_3s_are_refused(tmp_path):
     [
         ({"general.architecture": "gpt2"}, "'gpt2' is not supported; supported are llama"),
         ({"split.count": 3}, "one of 3 parts"),
-        ({"llama.expert_count": 4}, "mixture of experts"),
+        ({"llama.expert_count": 4}, "mixture of experts is not supported; use its Hugging Face"),
         ({"llama.rope.scaling.type": "yarn"}, "rope_type is 'yarn'"),
         ({"llama.rope.dimension_count": 8}, r"partial_rotary_factor is 0\.5"),
         ({"llama.logit_scale": 2}, "logit_scale is 2"),
@@ -134,6 +135,38 @@ def test_what_would_be_computed_wrongly_is_refused(tmp_path, metadata, message):
     path = write_gguf(tmp_path / "model.gguf", tiny_model("llama"), metadata=metadata)
 
     with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(path)
+
+
+def test_a_claim_of_endless_layers_is_refused(tmp_path):
+    path = write_gguf(
+        tmp_path / "model.gguf", tiny_model("llama"), metadata={"llama.block_count": 2**31 - 1}
+    )
+
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 2147483647, but the check"):
+        open_checkpoint(path)
+
+
+def bare_gguf(path: Path, key: str, value: bytes) -> Path:
+    """A file of one metadata key and no tensor."""
+    fixed = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(key))
+    path.write_bytes(fixed + key.encode() + value)
+    return path
+
+
+def test_an_architecture_that_is_no_text_is_refused(tmp_path):
+    array = struct.pack("<IIQB", 9, 0, 1, 7)
+    path = bare_gguf(tmp_path / "model.gguf", "general.architecture", array)
+
+    with pytest.raises(CheckpointError, match=r"architecture \[7\] is not supported"):
+        open_checkpoint(path)
+
+
+def test_arrays_of_arrays_without_end_are_refused(tmp_path):
+    arrays = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 50_000
+    path = bare_gguf(tmp_path / "model.gguf", "key", arrays)
+
+    with pytest.raises(CheckpointError, match="nests arrays more than 8 deep"):
         open_checkpoint(path)
 
 
@@ -211,7 +244,7 @@ def test_a_tensor_without_a_place_in_the_decoder_is_refused(tmp_path):
     raw = path.read_bytes().replace(b"blk.0.attn_output.bias", b"blk.0.attn_uutput.bias")
     path.write_bytes(raw)
 
-    with pytest.raises(CheckpointError, match="has no place in a llama decoder"):
+    with pytest.raises(CheckpointError, match=r"no place in a llama .* use its Hugging Face"):
         open_checkpoint(path)
 
 

@@ -172,7 +172,7 @@ def test_the_sparse_text_part_of_a_multimodal_gemma_is_completed():
         (QWEN, {"rope_scaling": {"type": "default", "mrope_section": [1]}}, "rope_type"),
         (LLAMA, {"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0\.5"),
         (LLAMA, {"rope_parameters": {"partial_rotary_factor": 0.25}}, r"factor is 0\.25"),
-        (LLAMA, {"quantization_config": {"bits": 4}}, "weights that are already quantised"),
+        (LLAMA, {"head_dim": 7}, r"head size \(rotary needs an even one\) is not supported; try"),
         (LLAMA, {"num_local_experts": 8}, "mixture of experts"),
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         (LLAMA, {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
@@ -207,8 +207,30 @@ def test_what_would_be_computed_wrongly_is_refused_by_name(document, fields, mes
         ({"num_key_value_heads": 5}, "32 attention heads cannot share 5"),
         ({"num_attention_heads": 5}, "4096 is not a multiple of 5 heads"),
         ({"layer_types": ["full_attention"] * 3}, "layer_types"),
+        ({"layer_types": 4}, "layer_types is 4"),
+        ({"layer_types": [["full_attention"]] * 4}, "layer_types is"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported"),
+        ({"architectures": 5}, "architectures 5"),
+        ({"hidden_act": ["relu"]}, r"hidden_act is \['relu'\]"),
+        ({"hidden_size": 2**31}, "at most 2147483647"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000.*above zero"),
+        ({"rope_parameters": {"full_attention": "x"}}, "full_attention is 'x', it should be an"),
     ],
 )
 def test_a_field_that_cannot_be_is_named_with_its_value(fields, message):
     with pytest.raises(CheckpointError, match=message):
         read(LLAMA, **fields)
+
+
+def test_more_layers_than_tensors_are_refused_before_any_is_looked_at():
+    with pytest.raises(CheckpointError, match=r"_layers is 2147483647, but .* 39 tensors"):
+        decoder_config(LLAMA | {"num_hidden_layers": 2**31 - 1}, "config.json", num_tensors=39)
+
+
+def test_quantised_weights_are_refused_with_the_checkpoint_to_use():
+    with pytest.raises(CheckpointError) as caught:
+        read(LLAMA, quantization_config={"bits": 4})
+    assert str(caught.value) == (
+        "config.json: quantization_config is {'bits': 4}: a checkpoint that is already quantised "
+        "is not supported; use the original one"
+    )

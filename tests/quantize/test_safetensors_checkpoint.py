@@ -267,9 +267,25 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path, single):
 
 
 def test_a_damaged_configuration_is_refused(single):
-    for text, message in {"{": "is not JSON", "[]": "not a JSON object"}.items():
+    nested = "[" * 100_000 + "]" * 100_000
+    for text, message in {
+        "{": "is not JSON",
+        "[]": "not a JSON object",
+        nested: "nested too deeply",
+    }.items():
         (single / "config.json").write_text(text)
         refused(single, message)
+
+
+def test_documents_may_begin_with_a_byte_order_mark(single):
+    path = single / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert open_checkpoint(single).config.architecture == "llama"
+
+
+def test_a_claim_of_endless_layers_is_refused(single):
+    reconfigure(single, num_hidden_layers=2**31 - 1)
+    refused(single, "num_hidden_layers is 2147483647, but the checkpoint has")
 
 
 def test_an_unknown_architecture_names_what_is_supported(single):
@@ -282,6 +298,15 @@ def test_a_shard_that_the_index_names_must_be_there(folder):
     shard = sorted(set(index["weight_map"].values()))[1]
     (folder / shard).unlink()
     refused(folder, f"shard {shard} is missing")
+
+
+@pytest.mark.parametrize("value", [3, ["model.safetensors"], None])
+def test_an_index_must_name_files(folder, value):
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["lm_head.weight"] = value
+    path.write_text(json.dumps(index))
+    refused(folder, "no weight_map from tensors to files")
 
 
 def test_an_index_cannot_leave_the_folder(folder):
@@ -308,6 +333,7 @@ def test_a_shard_cut_at_any_place_is_said_to_be_cut(single):
         {"dtype": "F32", "shape": [-64], "data_offsets": [0, 256]},
         {"dtype": "F32", "shape": [64], "data_offsets": [-4, 252]},
         {"dtype": "F32", "shape": [64]},
+        {"dtype": "F32", "shape": [float("inf")], "data_offsets": [0, 256]},
         {"dtype": "F32", "shape": "64", "data_offsets": [0, 0, 0]},
         "nothing",
     ],
@@ -316,6 +342,12 @@ def test_a_header_that_contradicts_itself_is_refused(single, entry):
     text = json.dumps({"model.norm.weight": entry}).encode()
     content = len(text).to_bytes(8, "little") + text + bytes(256)
     (single / "model.safetensors").write_bytes(content)
+    refused(single, "is cut short or damaged")
+
+
+def test_a_header_nested_too_deeply_is_refused(single):
+    text = b"[" * 100_000 + b"]" * 100_000
+    (single / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
     refused(single, "is cut short or damaged")
 
 

@@ -130,7 +130,7 @@ def test_large_files_are_hashed_only_when_asked(bundle):
         open_bundle(bundle, verify=True)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"3"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"3", b"[" * 100_000])
 def test_a_manifest_that_is_not_one_is_refused(bundle, content):
     (bundle / "manifest.json").write_bytes(content)
     with pytest.raises(BundleError):
