@@ -143,7 +143,29 @@ def test_a_damaged_cache_is_one_line_and_is_left_alone(bundle, tmp_path, command
     assert path.stat().st_size == 50
 
 
+def test_prune_keeps_the_budget_of_the_cache_unless_told_otherwise(bundle):
+    budget = 1_000_000
+    rows = [(i, [4, 5], 1 + i) for i in range(3, budget // 20 + 4)]  # 20 bytes each, one too many
+    path = write(bundle, *rows)
+    result = run("prune", bundle)
+    assert result.exit_code == 0, result.output
+    assert f"kept {budget // 20:,} of {budget // 20 + 1:,} entries" in result.stderr
+    assert len(read_entries(path)[0]) == budget // 20
+
+
+def test_merge_tells_what_does_not_exist(bundle, tmp_path):
+    second = shutil.copytree(bundle, tmp_path / "second")  # has learned nothing
+    for missing in (tmp_path / "missing", second):
+        result = run("merge", bundle, missing)
+        assert result.exit_code == 5
+        assert str(missing) in result.stderr
+        assert "does not exist" in result.stderr
+        assert "move it away" not in result.stderr
+
+
 def test_bad_arguments_are_one_line(bundle, tmp_path):
+    assert run("show", bundle, "--top", "-1").exit_code == 2
+    assert json.loads(run("show", bundle, "--top", "0", "--json").stdout)["most_used"] == []
     assert run("prune", bundle, "--max-bytes", "-1").exit_code == 2
     assert run("show", bundle, "--target", "nobody").exit_code == 2
     assert run("show", tmp_path).exit_code == 5

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..bridge.ngram_cache import DEFAULT_MAX_BYTES
 from ..bridge.ngram_entries import NgramEntries
 from ..bridge.ngram_file import NgramStore, PairKey, ngrams_path, read_entries
 from ..bundle import Bundle, open_bundle
@@ -51,7 +52,13 @@ class _Opened:
 @command.command()
 @_bundle
 @_target
-@click.option("--top", default=20, show_default=True, help="How many merges to show.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="How many merges to show.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def show(bundle: Path, target: str | None, top: int, as_json: bool) -> None:
     """Show what was learned for a target of BUNDLE.
@@ -112,6 +119,11 @@ def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
     merged = before = opened.store.read()
     for other in others:
         path = ngrams_path(other, opened.target.name) if other.is_dir() else other
+        if not path.exists():
+            raise BundleError(
+                f"{path} does not exist: name a cache file, or a bundle that has learned "
+                f"something for {opened.target.name}"
+            )
         entries, key = read_entries(path)
         if key != opened.store.key:
             raise BundleError(
@@ -125,7 +137,12 @@ def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
 
 @command.command()
 @_bundle
-@click.option("--max-bytes", type=int, required=True, help="Most bytes of entries to keep.")
+@click.option(
+    "--max-bytes",
+    default=DEFAULT_MAX_BYTES,
+    show_default=True,
+    help="Most bytes of entries to keep.",
+)
 @_target
 def prune(bundle: Path, max_bytes: int, target: str | None) -> None:
     """Drop the least used entries of a target of BUNDLE.
@@ -150,7 +167,7 @@ def _most_used(opened: _Opened, entries: NgramEntries, top: int) -> list[dict[st
     """The last entries first, with the text of tokens and pieces."""
     from ..text.tokenizer import Tokenizer
 
-    shown = list(entries)[: -top - 1 : -1] if top > 0 else []
+    shown = list(entries)[: -top - 1 : -1]
     if not shown:
         return []
     models = (opened.target, opened.bundle.manifest.drafter)
