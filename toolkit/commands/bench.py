@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, StoreError
-from .decoding_options import drafting_options, sampling_options
+from .decoding_options import bundle_options, drafting_options, sampling_options
 from .measuring import draft_lengths, encode_prompts, load_prompts
 from .progress import stage_progress
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="bench")
-@click.option("-b", "--bundle", required=True, type=click.Path(path_type=Path))
-@click.option("--target", help="Which target of the bundle [default: its first].")
+@bundle_options
 @click.option(
     "--prompts",
     "prompts_file",
@@ -57,8 +56,9 @@ if TYPE_CHECKING:
     help="Draw acceptance and speed-up into a PNG file (extra `plots`).",
 )
 def command(
-    bundle: Path,
+    bundle: Path | None,
     target: str | None,
+    accept_terms: bool,
     prompts_file: Path | None,
     per_task: int | None,
     max_new_tokens: int,
@@ -81,6 +81,7 @@ def command(
 
     \b
     Examples:
+      omnidraft-npu bench --accept-terms
       omnidraft-npu bench -b bundle
       omnidraft-npu bench -b bundle --prompts mine.jsonl --draft-tokens 4 --json
       omnidraft-npu bench -b bundle --per-task 8 --plot bench.png
@@ -101,6 +102,9 @@ def command(
 
     from omnidraft_npu.runtime.bench import measure
 
+    from .default_pair import choose_bundle
+
+    bundle, target = choose_bundle(bundle, target, accept_terms=accept_terms)
     with stage_progress() as report:
         result = measure(
             bundle,

@@ -1,11 +1,37 @@
 """Options of every command that decodes; they mirror `SamplingConfig` and `open_session`."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def bundle_options(command: Command) -> Command:
+    """Add the options that `default_pair.choose_bundle` takes."""
+    for option in reversed(
+        (
+            click.option(
+                "-b",
+                "--bundle",
+                type=click.Path(path_type=Path),
+                help="What `export` made; without it a default pair is fetched and exported once.",
+            ),
+            click.option(
+                "--target",
+                help="Which target of the bundle [default: its first], or of the default pairs.",
+            ),
+            click.option(
+                "--accept-terms",
+                is_flag=True,
+                help="Accept the terms of a default model's licence.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
 
 
 def drafting_options(command: Command) -> Command:

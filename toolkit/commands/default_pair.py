@@ -1,4 +1,4 @@
-"""The bundle that `run` makes and uses when none is named."""
+"""The bundle that a command makes and uses when none is named."""
 
 from pathlib import Path
 
@@ -13,6 +13,19 @@ from .pull import fetch_model
 
 # target -> drafter; the first target is the default one.
 DEFAULT_PAIRS = {"gemma3-270m": "smollm2-135m", "smollm2-135m": "gemma3-270m"}
+
+
+def choose_bundle(
+    bundle: Path | None, target: str | None, *, accept_terms: bool
+) -> tuple[Path, str | None]:
+    """The bundle that was named, and the target in it; or a default bundle and its only one.
+
+    Raises:
+        ConfigError, CheckpointError, StoreError, ExportError: as `default_bundle`.
+    """
+    if bundle is not None:
+        return bundle, target
+    return default_bundle(target, accept_terms=accept_terms), None
 
 
 def default_bundle(target: str | None, *, accept_terms: bool) -> Path:

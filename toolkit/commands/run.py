@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ConfigError, PromptError
-from .decoding_options import drafting_options, sampling_options
+from .decoding_options import bundle_options, drafting_options, sampling_options
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.opened_pair import DraftMode, ProposerName
@@ -26,13 +26,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Read the prompt from a UTF-8 file.",
 )
-@click.option(
-    "-b",
-    "--bundle",
-    type=click.Path(path_type=Path),
-    help="What `export` made; without it a default pair is fetched and exported once.",
-)
-@click.option("--target", help="Which target of the bundle, or of the default pairs.")
+@bundle_options
 @click.option("--max-new-tokens", default=128, show_default=True, help="Most tokens to write.")
 @click.option(
     "--draft-tokens",
@@ -49,7 +43,6 @@ if TYPE_CHECKING:
 )
 @click.option("--no-draft", is_flag=True, help="Decode with the target alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
-@click.option("--accept-terms", is_flag=True, help="Accept the terms of a default model's licence.")
 def command(
     prompt: str | None,
     prompt_file: Path | None,
@@ -99,13 +92,12 @@ def command(
         ),
     )
     text = _read_prompt(prompt, prompt_file)
-    if bundle is None:
-        from .default_pair import default_bundle
-
-        bundle, target = default_bundle(target, accept_terms=accept_terms), None
 
     from omnidraft_npu.runtime.session import open_session
 
+    from .default_pair import choose_bundle
+
+    bundle, target = choose_bundle(bundle, target, accept_terms=accept_terms)
     session = open_session(
         bundle,
         target=target,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError
-from .decoding_options import drafting_options, sampling_options
+from .decoding_options import bundle_options, drafting_options, sampling_options
 from .measuring import draft_lengths, encode_prompts, load_prompts
 from .progress import stage_progress
 
@@ -18,8 +18,7 @@ EXIT_MISMATCH = 3
 
 
 @click.command(name="verify")
-@click.option("-b", "--bundle", required=True, type=click.Path(path_type=Path))
-@click.option("--target", help="Which target of the bundle [default: its first].")
+@bundle_options
 @click.option(
     "--prompts",
     "prompts_file",
@@ -65,8 +64,9 @@ EXIT_MISMATCH = 3
 @click.option("--strict", is_flag=True, help="Let near-ties fail too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
-    bundle: Path,
+    bundle: Path | None,
     target: str | None,
+    accept_terms: bool,
     prompts_file: Path | None,
     per_task: int | None,
     max_new_tokens: int,
@@ -100,6 +100,7 @@ def command(
 
     \b
     Examples:
+      omnidraft-npu verify --accept-terms
       omnidraft-npu verify -b bundle
       omnidraft-npu verify -b bundle --prompts mine.jsonl --draft-tokens 1,4,8 --json
       omnidraft-npu verify -b bundle --temperature 0 --temperature 0.8 --samples 1000
@@ -123,8 +124,10 @@ def command(
 
     from omnidraft_npu.runtime.session import open_session
 
+    from .default_pair import choose_bundle
     from .verify_report import Verification, report_document, report_lines, run_checks
 
+    bundle, target = choose_bundle(bundle, target, accept_terms=accept_terms)
     session = open_session(
         bundle, target=target, threads=threads, proposer=proposer, draft_mode=draft_mode
     )
