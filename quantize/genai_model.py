@@ -9,6 +9,7 @@ from omnidraft_npu.errors import CheckpointError
 from omnidraft_npu.manifest import Cache
 
 from .checkpoints.checkpoint import SourceFiles
+from .checkpoints.config_fields import ConfigFields
 from .checkpoints.json_file import read_object
 from .foreign_graph import ForeignGraph
 from .tokenization.hf_tokenizer import read_tokenizer
@@ -48,9 +49,11 @@ def import_genai_model(model_path: Path, folder: Path) -> ForeignGraph:
     """
     import onnx
 
-    document = read_object(model_path / GENAI_CONFIG)
-    model = document.get("model", {})
-    decoder = model.get("decoder", {})
+    shown = f"{model_path.name}/{GENAI_CONFIG}"
+    model = ConfigFields(read_object(model_path / GENAI_CONFIG), shown).section("model")
+    model_fields = ConfigFields(model, f"{shown}: model")
+    decoder = model_fields.section("decoder")
+    decoder_fields = ConfigFields(decoder, f"{shown}: model.decoder")
     graph = model_path / str(decoder.get("filename"))
     try:
         proto = onnx.load(graph, load_external_data=False)
@@ -59,7 +62,7 @@ def import_genai_model(model_path: Path, folder: Path) -> ForeignGraph:
             f"{model_path.name}/{graph.name}, which {GENAI_CONFIG} names, cannot be read "
             f"({' '.join(str(error).split())}): build the model again"
         ) from error
-    cache = _fix_cache(proto, model_path.name, decoder.get("head_size"))
+    cache = _fix_cache(proto, model_path.name, _size(decoder_fields, "head_size"))
     folder.mkdir(parents=True, exist_ok=True)
     for location in sorted(_data_files(proto)):
         source = model_path / location
@@ -70,8 +73,7 @@ def import_genai_model(model_path: Path, folder: Path) -> ForeignGraph:
     config = {hf: model[name] for name, hf in _CONFIG_NAMES.items() if name in model}
     config |= {hf: decoder[name] for name, hf in _DECODER_NAMES.items() if name in decoder}
     tokenizer = read_tokenizer(model_path)
-    ends = model.get("eos_token_id")
-    all_ends = (*(ends if isinstance(ends, list) else [ends]), *tokenizer.eos_token_ids)
+    ends = dict.fromkeys((*_ends(model_fields), *tokenizer.eos_token_ids))
     rows = next(o for o in proto.graph.output if o.name == "logits").type.tensor_type.shape.dim[-1]
     return ForeignGraph(
         exporter="external",
@@ -79,12 +81,26 @@ def import_genai_model(model_path: Path, folder: Path) -> ForeignGraph:
         precision="unknown",
         cache=cache,
         num_logits=rows.dim_value,
-        context_length=model.get("context_length"),
+        context_length=_size(model_fields, "context_length"),
         source_files=SourceFiles(config=config),
-        tokenizer=dataclasses.replace(
-            tokenizer, eos_token_ids=tuple(i for i in dict.fromkeys(all_ends) if i is not None)
-        ),
+        tokenizer=dataclasses.replace(tokenizer, eos_token_ids=tuple(ends)),
     )
+
+
+def _size(fields: ConfigFields, name: str) -> int | None:
+    return None if fields.get(name) is None else fields.count(name)
+
+
+def _ends(fields: ConfigFields) -> list[int]:
+    """`eos_token_id`, which is one id or several."""
+    value = fields.get("eos_token_id", [])
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise CheckpointError(
+            f"{fields.source}.eos_token_id is {value!r}, it should be one token id or several: "
+            "build the model again"
+        )
+    return ids
 
 
 def _fix_cache(proto: Any, name: str, head_size: int | None) -> Cache:

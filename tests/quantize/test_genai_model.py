@@ -93,3 +93,28 @@ def test_data_outside_the_folder_is_not_fetched(tmp_path):
     onnx.save(proto, built / "model.onnx")
     with pytest.raises(CheckpointError, match="secret is missing"):
         import_genai_model(built, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": []}, r"model is \[\], it should be an object"),
+        ({"model": {"decoder": []}}, r"decoder is \[\], it should be an object"),
+    ],
+)
+def test_sections_of_another_kind_are_named(tmp_path, change, message):
+    (tmp_path / "genai_config.json").write_text(json.dumps(change))
+    with pytest.raises(CheckpointError, match=message):
+        import_genai_model(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", ["64", 0, [64]])
+def test_a_context_that_is_no_size_is_named(tmp_path, value):
+    with pytest.raises(CheckpointError, match="context_length is"):
+        import_genai_model(write_built(tmp_path, context_length=value), tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", ["2", [2, [5]], [-1], True])
+def test_ends_that_are_no_ids_are_named(tmp_path, value):
+    with pytest.raises(CheckpointError, match="eos_token_id is"):
+        import_genai_model(write_built(tmp_path, eos_token_id=value), tmp_path / "out")
