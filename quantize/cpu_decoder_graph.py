@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from omnidraft_npu.lora import lora_name
+from omnidraft_npu.precision import Precision
 
 from .architecture import DecoderConfig
-from .cpu_weights import CpuWeights, Precision
+from .cpu_weights import CpuWeights
 from .graph_writer import MICROSOFT, Dimension, GraphWriter
 from .input_sizes import RandomTokens
 from .rotary import rotary_tables

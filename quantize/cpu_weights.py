@@ -1,14 +1,13 @@
 """Weights of the CPU flavour: the same projection in float32, 8 or 4 bits."""
 
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
+
+from omnidraft_npu.precision import Precision
 
 from .graph_writer import MICROSOFT, GraphWriter
 from .weight_quantization import BLOCK, Bits, quantize_blocks
 
-Precision = Literal["fp32", "int8", "int4"]
 Floats = npt.NDArray[np.float32]
 
 _BITS: dict[Precision, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}

@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.lora import MODULES
+from omnidraft_npu.precision import Precision
 
 from .architecture import DecoderConfig
 from .cpu_decoder_graph import CpuDecoderGraph
-from .cpu_weights import Precision
 from .graph_writer import GraphWriter
 
 Floats = npt.NDArray[np.float32]

@@ -1,7 +1,6 @@
 """From checkpoints to a bundle: stages that finish or leave nothing, and can be resumed."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,12 @@ from omnidraft_npu.errors import CheckpointError, ConfigError, ExportError, Toke
 from omnidraft_npu.files import sha256_of, write_json
 from omnidraft_npu.locks import exclusive
 from omnidraft_npu.manifest import FileEntry, Manifest, ModelEntry
+from omnidraft_npu.progress import Report
 
 from .model_stage import ModelRequest, PreparedModel, export_model, prepare_model
 from .placing import check_output, put_in_place
 from .spelling_stage import export_spelling
 from .stages import Stages
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage's name, the items done and their total."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,7 @@ class ExportReport:
 
 
 def export_bundle(
-    request: ExportRequest, output: Path, *, force: bool = False, progress: Progress
+    request: ExportRequest, output: Path, *, force: bool = False, progress: Report
 ) -> ExportReport:
     """Write a bundle for a drafter and its targets.
 
@@ -92,7 +89,7 @@ def _refuse(output: Path) -> None:
     )
 
 
-def _export(request: ExportRequest, stages: Stages, output: Path, progress: Progress) -> None:
+def _export(request: ExportRequest, stages: Stages, output: Path, progress: Report) -> None:
     try:
         manifest = _run_stages(request, stages, progress)
         write_json(stages.root / MANIFEST, manifest.to_json())
@@ -120,7 +117,7 @@ def _identity(request: ExportRequest) -> dict[str, Any]:
     return {"tool_version": __version__, "models": [model.identity() for model in models]}
 
 
-def _run_stages(request: ExportRequest, stages: Stages, progress: Progress) -> Manifest:
+def _run_stages(request: ExportRequest, stages: Stages, progress: Report) -> Manifest:
     requests = (request.drafter, *request.targets)
     models = []
     for i, wanted in enumerate(requests):
@@ -143,7 +140,7 @@ def _run_stages(request: ExportRequest, stages: Stages, progress: Progress) -> M
     )
 
 
-def _model(model: PreparedModel, folder: str, stages: Stages, progress: Progress) -> ModelEntry:
+def _model(model: PreparedModel, folder: str, stages: Stages, progress: Report) -> ModelEntry:
     facts = stages.run(
         f"{folder.split('/')[0].removesuffix('s')} {model.request.name}",
         folder,
@@ -153,7 +150,7 @@ def _model(model: PreparedModel, folder: str, stages: Stages, progress: Progress
     return ModelEntry.from_json(facts)
 
 
-def _spell(drafter: ModelEntry, target: ModelEntry, stages: Stages, progress: Progress) -> None:
+def _spell(drafter: ModelEntry, target: ModelEntry, stages: Stages, progress: Report) -> None:
     stages.run(
         f"spelling {target.name} with {drafter.name}",
         f"spellings/{target.name}",
@@ -162,7 +159,7 @@ def _spell(drafter: ModelEntry, target: ModelEntry, stages: Stages, progress: Pr
     )
 
 
-def _hash(stages: Stages, progress: Progress) -> dict[str, FileEntry]:
+def _hash(stages: Stages, progress: Report) -> dict[str, FileEntry]:
     entries = {}
     files = stages.files()
     for i, path in enumerate(files):

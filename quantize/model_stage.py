@@ -9,6 +9,7 @@ from typing import Any, Literal
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.files import write_json
 from omnidraft_npu.manifest import GraphEntry, ModelEntry
+from omnidraft_npu.precision import Precision
 from omnidraft_npu.store.local import resolve_model
 from omnidraft_npu.text.tokenizer import Tokenizer
 
@@ -17,7 +18,6 @@ from .foreign_graph import ForeignGraph
 from .genai_model import GENAI_CONFIG, import_genai_model
 from .stages import Facts, Tell
 
-Precision = Literal["fp32", "int8", "int4"]
 Exporter = Literal["builder", "optimum"]
 
 

@@ -9,20 +9,13 @@ from typing import Protocol
 
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.memory import peak_rss_bytes
+from omnidraft_npu.progress import Report
 from omnidraft_npu.statistics import DecodeStats
 
 from .opened_pair import DraftMode, ProposerName
 from .session import Session, open_session
 
 _WARM_UP_TOKENS = 8
-
-
-class Report(Protocol):
-    """Told of a stage's name, the items done and their total."""
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show it."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,9 +41,9 @@ def imported_modules(path: Path, package: str) -> list[tuple[str, bool]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     lazy = {
         node
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_types(block)
+        for node in ast.walk(block)
     }
     found = []
     for node in ast.walk(tree):
@@ -57,6 +57,11 @@ def imported_modules(path: Path, package: str) -> list[tuple[str, bool]]:
             continue
         found += [(name, node not in lazy) for name in names]
     return found
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    """Whether it is `if TYPE_CHECKING:`, which never runs."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def modules():

@@ -3,15 +3,17 @@
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
+from ..precision import Precision
+
 if TYPE_CHECKING:
     from omnidraft_npu.quantize.export import ExportReport
-    from omnidraft_npu.quantize.model_stage import Exporter, Precision
+    from omnidraft_npu.quantize.model_stage import Exporter
 
-PRECISIONS = ["fp32", "int8", "int4"]
+_PRECISIONS = get_args(Precision)
 
 
 @click.command(name="export")
@@ -26,12 +28,12 @@ PRECISIONS = ["fp32", "int8", "int4"]
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path))
 @click.option(
     "--precision",
-    type=click.Choice(PRECISIONS),
+    type=click.Choice(_PRECISIONS),
     default="int8",
     show_default=True,
     help="Weights of the targets, and of the drafter unless --draft-precision says otherwise.",
 )
-@click.option("--draft-precision", type=click.Choice(PRECISIONS), help="Weights of the drafter.")
+@click.option("--draft-precision", type=click.Choice(_PRECISIONS), help="Weights of the drafter.")
 @click.option(
     "--context-length",
     type=int,
@@ -52,8 +54,8 @@ def command(
     drafter: str,
     targets: tuple[str, ...],
     output: Path,
-    precision: "Precision",
-    draft_precision: "Precision | None",
+    precision: Precision,
+    draft_precision: Precision | None,
     context_length: int,
     exporter: "Exporter",
     force: bool,

@@ -3,15 +3,8 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Protocol
 
-
-class Report(Protocol):
-    """Told of a stage's name, the items done and their total."""
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show it."""
-        ...
+from ..progress import Report
 
 
 @contextlib.contextmanager

@@ -17,9 +17,9 @@ from omnidraft_npu.runtime.verify_sampling import FALSE_ALARMS, LawCheck, check_
 
 from ..chi_square import ChiSquare
 from ..config import DecodeConfig
+from ..progress import Report
 from ..prompts import TaskPrompt
 from ..text.tokenizer import Tokenizer
-from .progress import Report
 
 
 @dataclass(frozen=True, kw_only=True)
