@@ -19,6 +19,7 @@ from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.lookup import PromptLookup
 from omnidraft_npu.manifest import ModelEntry
+from omnidraft_npu.manifest_checks import spelling_path
 from omnidraft_npu.proposal import Rule
 from omnidraft_npu.speculative import Proposer
 from omnidraft_npu.text.tokenizer import Tokenizer
@@ -126,7 +127,7 @@ def open_pair(
     encoder = PieceEncoder(drafter.tokenizer.json, drafter.vocabulary)
     trie, learned = None, None
     if draft_mode in ("full", "paper"):
-        path = bundle.path(f"spellings/{opened.entry.name}/spelling.safetensors")
+        path = bundle.path(spelling_path(opened.entry))
         trie = SpellingTrie.load(path, **hashes)
     else:
         direct = direct_spellings(drafter.vocabulary, opened.vocabulary)

@@ -2,11 +2,12 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from .errors import BundleError, ConfigError
 from .files import sha256_of
 from .manifest import FileEntry, Manifest, ModelEntry
+from .manifest_checks import check_manifest, is_inside, required_files
 
 MANIFEST = "manifest.json"
 
@@ -50,19 +51,19 @@ def open_bundle(root: Path, *, verify: bool = False) -> Bundle:
             `HASHED_BYTES` are checked.
 
     Raises:
-        BundleError: not a bundle, a format this tool does not read, or a file that is
-            missing, changed or outside the bundle; the message names it.
+        BundleError: not a bundle, a format this tool does not read, a value that cannot be, or
+            a file that is missing, changed or outside the bundle; the message names it.
     """
     manifest = _read_manifest(root)
+    check_manifest(manifest)
     for relative, entry in manifest.files.items():
         _check_file(root, relative, entry, verify)
-    for model in (manifest.drafter, *manifest.targets.values()):
-        for graph in model.graphs.values():
-            if graph.path not in manifest.files:
-                raise BundleError(
-                    f"{root}: manifest.json lists no file {graph.path!r} though {model.name} "
-                    "needs it: export the bundle again"
-                )
+    for relative, name in required_files(manifest):
+        if relative not in manifest.files:
+            raise BundleError(
+                f"{root}: manifest.json lists no file {relative!r} though {name} "
+                "needs it: export the bundle again"
+            )
     return Bundle(root=root, manifest=manifest)
 
 
@@ -83,8 +84,7 @@ def _read_manifest(root: Path) -> Manifest:
 
 
 def _check_file(root: Path, relative: str, entry: FileEntry, verify: bool) -> None:
-    pure = PurePosixPath(relative)
-    if pure.is_absolute() or ".." in pure.parts or "\\" in relative or ":" in relative:
+    if not is_inside(relative):
         raise BundleError(f"{root}: manifest.json names {relative!r}, a path outside the bundle")
     path = root / relative
     if not path.is_file():

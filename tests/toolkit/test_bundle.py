@@ -38,12 +38,11 @@ def bundle(tmp_path):
     targets = {name: model(name, f"targets/{name}") for name in ("one", "two")}
     files = {}
     for entry in (*models.values(), *targets.values()):
-        path = tmp_path / entry.graphs["cpu"].path
-        path.parent.mkdir(parents=True)
-        path.write_bytes(entry.name.encode() * 100)
-        files[entry.graphs["cpu"].path] = FileEntry(
-            size=path.stat().st_size, sha256=sha256_of(path)
-        )
+        for relative in (entry.graphs["cpu"].path, f"{entry.folder}/tokenizer.json"):
+            path = tmp_path / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(entry.name.encode() * 100)
+            files[relative] = FileEntry(size=path.stat().st_size, sha256=sha256_of(path))
     manifest = Manifest(
         tool_version="0.1.0", drafter=models["drafter"], targets=targets, files=files
     )
@@ -84,6 +83,30 @@ def test_the_first_target_is_the_default_and_an_unknown_one_lists_the_others(bun
         (lambda d: d["drafter"].update(vocab_size=True), "drafter.vocab_size is True"),
         (lambda d: d["drafter"].update(eos_token_ids=2), "drafter.eos_token_ids is 2"),
         (lambda d: d["drafter"]["graphs"]["cpu"].update(cache="ring"), "cache is 'ring'"),
+        (lambda d: d["drafter"].update(vocab_size=0), "drafter.vocab_size is 0"),
+        (lambda d: d["drafter"].update(num_logits=-1), "drafter.num_logits is -1"),
+        (lambda d: d["targets"]["two"].update(context_length=0), "two.context_length is 0"),
+        (lambda d: d["drafter"].update(vocab_size=65), "vocab_size is 65, must be at most"),
+        (lambda d: d["drafter"].update(eos_token_ids=[2, 64]), "eos_token_ids has 64, must"),
+        (lambda d: d["drafter"].update(bos_token_id=-1), "bos_token_id has -1, must"),
+        (lambda d: d["drafter"].update(name=".."), "drafter.name is '..'"),
+        (lambda d: d["drafter"].update(name="a/b"), "drafter.name is 'a/b'"),
+        (lambda d: d["drafter"].update(name=""), "drafter.name is ''"),
+        (lambda d: d["targets"]["one"].update(name="two"), "target 'one' has the name 'two'"),
+        (lambda d: d["drafter"].update(folder="../x"), "folder is '../x', a path outside"),
+        (lambda d: d["drafter"].update(folder=""), "folder is '', a path outside"),
+        (
+            lambda d: d["drafter"]["graphs"]["cpu"].update(path="/x"),
+            "graphs.cpu.path is '/x', a path outside",
+        ),
+        (
+            lambda d: d["files"].pop("targets/two/tokenizer.json"),
+            "no file 'targets/two/tokenizer.json' though two",
+        ),
+        (
+            lambda d: d["targets"]["two"].update(tokenizer_sha256="1" * 64),
+            "no file 'spellings/two/spelling.safetensors' though two",
+        ),
         (lambda d: d.update(targets={}), "no target"),
         (lambda d: d["files"].pop(GRAPH), f"no file '{GRAPH}'"),
         (lambda d: d["files"].update({"../evil": d["files"][GRAPH]}), "outside the bundle"),

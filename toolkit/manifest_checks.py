@@ -1,0 +1,77 @@
+"""Whether what a manifest says can be: numbers in range, names plain, places in the bundle."""
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from .errors import BundleError
+from .manifest import Manifest, ModelEntry
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Pass if every model is one that can be opened and run.
+
+    Raises:
+        BundleError: naming the first thing that cannot be, by its path in the document.
+    """
+    models = {"drafter": manifest.drafter}
+    models |= {f"targets.{key}": model for key, model in manifest.targets.items()}
+    for where, model in models.items():
+        for problem in (*_number_problems(model), *_place_problems(model)):
+            raise BundleError(f"manifest.json: {where}.{problem}: export the bundle again")
+    for key, model in manifest.targets.items():
+        if key != model.name:
+            raise BundleError(
+                f"manifest.json: target {key!r} has the name {model.name!r}: "
+                "export the bundle again"
+            )
+
+
+def is_inside(relative: str) -> bool:
+    """Whether a path with forward slashes, relative to a folder, leads into that folder."""
+    parts = PurePosixPath(relative).parts
+    return bool(parts) and not (
+        relative.startswith("/") or ".." in parts or "\\" in relative or ":" in relative
+    )
+
+
+def spelling_path(target: ModelEntry) -> str:
+    """Where the spellings of a target lie, with another tokenizer than the drafter's."""
+    return f"spellings/{target.name}/spelling.safetensors"
+
+
+def required_files(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Every file without which a model of the bundle cannot be used, and the model's name."""
+    for model in (manifest.drafter, *manifest.targets.values()):
+        for graph in model.graphs.values():
+            yield graph.path, model.name
+        yield f"{model.folder}/tokenizer.json", model.name
+    for target in manifest.targets.values():
+        if target.tokenizer_sha256 != manifest.drafter.tokenizer_sha256:
+            yield spelling_path(target), target.name
+
+
+def _number_problems(model: ModelEntry) -> Iterator[str]:
+    for name in ("vocab_size", "num_logits", "context_length"):
+        value = getattr(model, name)
+        if value < 1:
+            yield f"{name} is {value}, must be at least 1"
+    if model.vocab_size > model.num_logits:
+        yield f"vocab_size is {model.vocab_size}, must be at most num_logits, {model.num_logits}"
+    bos = () if model.bos_token_id is None else (model.bos_token_id,)
+    for name, ids in (("eos_token_ids", model.eos_token_ids), ("bos_token_id", bos)):
+        for token_id in ids:
+            if not 0 <= token_id < model.num_logits:
+                yield f"{name} has {token_id}, must be from 0 to {model.num_logits - 1}"
+
+
+def _place_problems(model: ModelEntry) -> Iterator[str]:
+    if not _PLAIN_NAME.fullmatch(model.name):
+        yield f"name is {model.name!r}, must be letters, digits, '.', '_' and '-', no '.' first"
+    if not is_inside(model.folder):
+        yield f"folder is {model.folder!r}, a path outside the bundle"
+    for flavour, graph in model.graphs.items():
+        if not is_inside(graph.path):
+            yield f"graphs.{flavour}.path is {graph.path!r}, a path outside the bundle"
