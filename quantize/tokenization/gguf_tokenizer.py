@@ -1,5 +1,6 @@
 """The exact tokenizer of a GGUF file, whose metadata keeps tokens but not how text is split."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from .tokenizer_documents import (
 )
 
 _PREFIX = "tokenizer.ggml."
+# Gemma's file and its published `tokenizer.json` differ in which tokens are special: there
+# the marks of an image are, though user-defined, and the reserved names are not, though control.
+_IMAGE_MARK = re.compile(r"<(start|end)_of_image>")
+_RESERVED = re.compile(r"<(mask|unused\d+)>")
 _KINDS = frozenset(map(int, PieceKind))
 # Control tokens that end a response whatever the file calls its end.
 _ENDS = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>")
@@ -143,9 +148,23 @@ def _pieces(fields: Mapping[str, Any], scores: Sequence[float] | None = None) ->
         if has_marks and kind == PieceKind.USER_DEFINED:
             text = text.replace(" ", SPACE_MARK)
         pieces.append(
-            Piece(text=text, kind=kind, score=0.0 if scores is None else float(scores[i]))
+            Piece(
+                text=text,
+                kind=kind,
+                score=0.0 if scores is None else float(scores[i]),
+                is_special=_special_by_name(text, kind) if has_marks else None,
+            )
         )
     return pieces
+
+
+def _special_by_name(text: str, kind: PieceKind) -> bool | None:
+    """Whether a token of Gemma is special, where its kind says otherwise."""
+    if kind == PieceKind.USER_DEFINED and _IMAGE_MARK.fullmatch(text):
+        return True
+    if kind == PieceKind.CONTROL and _RESERVED.fullmatch(text):
+        return False
+    return None
 
 
 def _array(fields: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -31,6 +31,8 @@ class Piece:
     kind: PieceKind
     score: float = 0.0
     """The higher, the earlier it is merged; SentencePiece only."""
+    is_special: bool | None = None
+    """Whether it is left out of the text; None where its kind decides."""
 
 
 Merges = Sequence[tuple[str, str]]
@@ -125,11 +127,12 @@ def _added_tokens(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
     """The tokens that are found in a text before it is split."""
     special = (PieceKind.CONTROL, PieceKind.UNKNOWN)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return [
-        {"id": i, "content": piece.text, **flags, "special": piece.kind in special}
-        for i, piece in enumerate(pieces)
-        if piece.kind in (*special, PieceKind.USER_DEFINED)
-    ]
+    added = []
+    for i, piece in enumerate(pieces):
+        if piece.kind in (*special, PieceKind.USER_DEFINED):
+            is_special = piece.kind in special if piece.is_special is None else piece.is_special
+            added.append({"id": i, "content": piece.text, **flags, "special": is_special})
+    return added
 
 
 def _begin_with(bos: str | None, vocab: Mapping[str, int]) -> dict[str, Any]:

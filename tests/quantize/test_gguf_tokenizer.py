@@ -18,7 +18,16 @@ from omnidraft_npu.text.tokenizer import Tokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from real_models import real_model
 from shared_files import shared_path, texts, tokenizer_document
-from synthetic_metadata import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, alphabet, metadata_of
+from synthetic_metadata import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    alphabet,
+    metadata_of,
+)
 
 NASTY = [
     "",
@@ -119,6 +128,48 @@ def test_merges_follow_the_order_of_the_published_document() -> None:
     exact = tokenizer_document("gemma3")["model"]
     assert rebuilt["merges"] == [list(merge) for merge in exact["merges"]]
     assert rebuilt["vocab"] == exact["vocab"]
+
+
+@pytest.mark.parametrize(
+    ("model", "exact"), [("smollm2.gguf", "smollm2"), ("gemma3-270m.gguf", "gemma3")]
+)
+def test_the_same_tokens_are_special_as_in_the_published_document(model: str, exact: str) -> None:
+    rebuilt = real_tokenizer(model)
+    flags = {t["id"]: t["special"] for t in rebuilt.json["added_tokens"]}
+    published = {
+        t["id"]: t["special"]
+        for t in tokenizer_document(exact)["added_tokens"]
+        if t["id"] < rebuilt.size
+    }
+    assert flags == published
+    assert any(published.values())
+
+
+def test_marks_of_an_image_are_special_and_reserved_names_are_not() -> None:
+    fields = {
+        "tokenizer.ggml.tokens": [
+            *MARKED["tokenizer.ggml.tokens"],
+            "<start_of_image>",
+            "<unused7>",
+            "<table>",
+        ],
+        "tokenizer.ggml.token_type": [
+            *MARKED["tokenizer.ggml.token_type"],
+            USER_DEFINED,
+            CONTROL,
+            USER_DEFINED,
+        ],
+        "tokenizer.ggml.scores": [*MARKED["tokenizer.ggml.scores"], 0.0, 0.0, 0.0],
+    }
+    added = from_fields(MARKED | fields).json["added_tokens"]
+    special = {token["content"]: token["special"] for token in added}
+    assert special == {
+        "<unk>": True,
+        "<s>": True,
+        "<start_of_image>": True,
+        "<unused7>": False,
+        "<table>": False,
+    }
 
 
 def test_a_rebuilt_tokenizer_has_the_content_hash_of_the_exact_one() -> None:
