@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from omnidraft_npu.errors import CheckpointError
+
 from ..architecture import DecoderConfig
 from .checkpoint import SourceFiles, TokenizerFiles
 from .gguf_config import USE_FOLDER, config_document
@@ -12,6 +14,7 @@ from .gguf_file import GgufHeader, read_gguf_header
 from .gguf_rope import half_split_rows
 from .hf_config import decoder_config
 from .stored_checkpoint import StoredCheckpoint, Tensor, match_tensors, refuse_unused
+from .stored_tensor import FLOAT_ENCODINGS
 from .tensor_names import gguf_name
 
 _FREQUENCY_FACTORS = "rope_freqs.weight"
@@ -45,7 +48,15 @@ def open_gguf(path: Path) -> StoredCheckpoint:
 
 def _frequency_factors(header: GgufHeader) -> list[float] | None:
     stored = header.tensors.get(_FREQUENCY_FACTORS)
-    return None if stored is None else [float(value) for value in stored.read()]
+    if stored is None:
+        return None
+    if stored.encoding not in FLOAT_ENCODINGS or len(stored.shape) != 1:
+        raise CheckpointError(
+            f"{stored.path.name}: tensor {stored.name} is stored as {stored.encoding} of shape "
+            f"{list(stored.shape)}, it should be a list of {' or '.join(FLOAT_ENCODINGS)}; "
+            "get the file again"
+        )
+    return [float(value) for value in stored.read()]
 
 
 def _to_canonical(

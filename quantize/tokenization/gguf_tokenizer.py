@@ -174,7 +174,12 @@ def _array(fields: Mapping[str, Any], name: str) -> Sequence[Any]:
             f"the GGUF file has no {_PREFIX}{name}, without which its tokenizer cannot be rebuilt: "
             "use the Hugging Face checkpoint of this model"
         )
-    return list(values)
+    if not isinstance(values, list):
+        raise TokenizerError(
+            f"{_PREFIX}{name} of the GGUF file is {values!r:.40}, not a list: it is damaged, "
+            "get it again"
+        )
+    return values
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -193,12 +198,12 @@ def _special_id(fields: Mapping[str, Any], role: str, size: int) -> int | None:
     value = fields.get(f"{_PREFIX}{role}_token_id")
     if value is None:
         return None
-    if not 0 <= int(value) < size:
+    if not isinstance(value, int) or not 0 <= value < size:
         raise TokenizerError(
             f"{_PREFIX}{role}_token_id is {value}, but the GGUF file has {size} tokens: "
             "it is damaged, get it again"
         )
-    return int(value)
+    return value
 
 
 def _text(pieces: Sequence[Piece], token_id: int | None) -> str | None:

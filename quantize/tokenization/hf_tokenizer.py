@@ -55,7 +55,7 @@ def _from_json(path: Path, settings: dict[str, Any]) -> TokenizerFiles:
     from tokenizers import Tokenizer
 
     try:
-        document = path.read_text(encoding="utf-8")
+        document = path.read_text(encoding="utf-8-sig")
         tokenizer = Tokenizer.from_str(document)
     except Exception as error:  # tokenizers raises nothing narrower
         raise TokenizerError(

@@ -228,6 +228,17 @@ def test_a_tensor_type_that_is_not_read_is_named_with_those_that_are(tmp_path):
         open_checkpoint(path)
 
 
+def test_frequency_factors_of_another_encoding_are_refused(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", tiny_model("llama3-scaled"))
+    raw = bytearray(path.read_bytes())
+    place = raw.index(b"rope_freqs.weight") + len(b"rope_freqs.weight") + 4 + 8
+    raw[place : place + 4] = (10).to_bytes(4, "little")
+    path.write_bytes(raw)
+
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is stored as Q2_K"):
+        open_checkpoint(path)
+
+
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(tmp_path):
     path = write_gguf(
         tmp_path / "model.gguf", tiny_model("llama"), metadata={"llama.feed_forward_length": 80}

@@ -252,6 +252,8 @@ def test_no_first_token_is_added_where_the_metadata_says_so() -> None:
         (SMALL, "model", "t5", "tokenizer model 't5' is not supported"),
         (SMALL, "tokens", None, "no tokenizer.ggml.tokens"),
         (SMALL, "merges", None, "no tokenizer.ggml.merges"),
+        (SMALL, "tokens", 5, "tokenizer.ggml.tokens of the GGUF file is 5, not a list"),
+        (SMALL, "eos_token_id", [2], "eos_token_id is [2], but"),
         (SMALL, "merges", ["Ġ b"], "make no tokenizer"),
         (SMALL, "token_type", [NORMAL], "259 tokens but 1 tokenizer.ggml.token_type"),
         (SMALL, "token_type", [9] * 259, "token 0 of the GGUF file has type 9"),

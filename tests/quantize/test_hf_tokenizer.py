@@ -199,3 +199,11 @@ def test_published_tokenizers_begin_a_sequence_as_they_should(name, bos_token_id
     settings = json.loads(config.read_text()) if config.is_file() else {}
 
     assert _first_id(tokenizer, settings) == bos_token_id
+
+
+def test_a_tokenizer_document_may_begin_with_a_byte_order_mark(folder):
+    expected = open_checkpoint(folder).tokenizer()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = folder / name
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert open_checkpoint(folder).tokenizer() == expected
