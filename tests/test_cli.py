@@ -35,7 +35,7 @@ def test_an_interrupt_is_told_and_exits_130(monkeypatch, error):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["pull", "--list"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["run", "--help"], ["pull", "--list"]])
 def test_a_full_disk_under_stdout_is_one_line(arguments):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

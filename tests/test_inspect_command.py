@@ -36,6 +36,11 @@ def test_only_long_columns_are_wrapped():
     table = make_table(("short", "long"), long=("long",))
     table.add_row("1,234.5 MB", "some words that go on")
     output = io.StringIO()
-    Console(file=output, width=24).print(table)
+    Console(file=output, width=18).print(table)
     lines = [line.rstrip() for line in output.getvalue().splitlines()]
-    assert lines[1:] == ["1,234.5 MB some words", "           that go on"]
+    assert lines[1:] == [
+        "1,234.5 MB some",
+        "           words",
+        "           that",
+        "           go on",
+    ]
