@@ -74,8 +74,10 @@ def model_request(
     path = resolve_model(name)
     stem = path.name.removesuffix(".gguf") if path.is_file() else path.resolve().name
     is_path = Path(name).exists()
+    last = stem if is_path else name.split("/")[-1]
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-.")
     return ModelRequest(
-        name=re.sub(r"[^A-Za-z0-9._-]+", "-", stem if is_path else name.split("/")[-1]).strip("-."),
+        name=plain or "model",
         path=path,
         source=path.resolve().name if is_path else name,
         precision=precision,

@@ -207,6 +207,21 @@ def test_a_full_disk_is_one_line_and_finished_stages_stay(checkpoints, tmp_path,
     assert not list((tmp_path / "bundle.partial").rglob("half"))
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("модель", "model"),
+        ("my model (v2)", "my-model-v2"),
+        (".hidden", "hidden"),
+        ("a..b", "a..b"),
+    ],
+)
+def test_a_model_is_named_after_its_folder_as_far_as_a_path_can_be(tmp_path, folder, name):
+    (tmp_path / folder).mkdir()
+    request = model_stage.model_request(str(tmp_path / folder), precision="fp32", context_length=64)
+    assert request.name == name
+
+
 def test_a_bad_target_is_found_before_the_drafter_is_exported(checkpoints, tmp_path, monkeypatch):
     from omnidraft_npu.quantize import export as module
 
