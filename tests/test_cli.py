@@ -37,9 +37,15 @@ def test_an_interrupt_is_told_and_exits_130(monkeypatch, error):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", [["--version"], ["run", "--help"], ["pull", "--list"]])
 def test_a_full_disk_under_stdout_is_one_line(arguments):
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*MODULE, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [*MODULE, *arguments],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
         )
     assert done.returncode == 1
     assert done.stderr.startswith("Error: the output cannot be written (No space left on device)")
