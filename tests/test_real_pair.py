@@ -112,7 +112,7 @@ def test_drafted_text_equals_plain_text_for_every_draft_length(bundles, drafter,
 
 
 def test_a_model_that_drafts_for_itself_is_always_right(bundles):
-    session = open_session(bundles("smollm2", "smollm2", "fp32"))
+    session = open_session(bundles("smollm2", "smollm2", "fp32"), proposer="model")
     for prompt in PROMPTS[:6]:
         _, stats = decode(session, prompt)
         assert stats.proposed > 0
