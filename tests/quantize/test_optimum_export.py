@@ -84,7 +84,7 @@ class ModelProposer:
         self.lm.prefill([i % VOCAB for i in context[:-1]])
         self.last = context[-1]
 
-    def propose(self, max_draft_tokens):
+    def propose(self, max_draft_tokens, draw=None):
         start, token_ids = self.lm.length, []
         last = self.last
         for _ in range(max_draft_tokens):
