@@ -97,11 +97,13 @@ class ModelDrafter:
     def _score(self, pieces: Sequence[int]) -> Logits:
         """``[pieces]`` logits after these, which join the cache."""
         start = time.perf_counter()
-        self._cached += pieces
+        at_once = pieces
         if len(pieces) > _MAX_SCORED:
             self._model.prefill(pieces[:-1])
-            pieces = pieces[-1:]
-        logits: Logits = self._model.score(pieces)[-1]
+            at_once = pieces[-1:]
+        logits: Logits = self._model.score(at_once)[-1]
+        # Not before: an interrupted pass must not leave more here than the model holds.
+        self._cached += pieces
         self._model_s += time.perf_counter() - start
         return logits
 

@@ -60,6 +60,14 @@ def test_an_export_makes_a_bundle_that_opens(checkpoints, tmp_path):
     assert str(checkpoints) not in text
 
 
+def test_the_report_has_a_size_for_every_model_where_two_have_one_name(checkpoints, tmp_path):
+    result = export(checkpoints, tmp_path / "my bundle", "--json", target="drafter")
+    models = json.loads(result.stdout)["models"]
+    assert [model["name"] for model in models] == ["drafter", "drafter"]
+    shown = export(checkpoints, tmp_path / "my bundle", "--force")
+    assert f"run -b '{tmp_path / 'my bundle'}'" in shown.stderr
+
+
 def test_inspect_shows_what_export_made(checkpoints, tmp_path):
     export(checkpoints, tmp_path / "bundle")
     shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "bundle")], env={"COLUMNS": "200"})

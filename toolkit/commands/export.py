@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -102,23 +103,23 @@ def _say(done: "ExportReport", as_json: bool) -> None:
 
     manifest = done.bundle.manifest
     models = [manifest.drafter, *manifest.targets.values()]
-    sizes = {model.name: model_bytes(done.bundle, model) for model in models}
+    sizes = [(model.name, model_bytes(done.bundle, model)) for model in models]
     peak = peak_rss_bytes()
     if as_json:
         document = {
             "schema_version": 1,
             "bundle": str(done.bundle.root),
-            "models": [{"name": name, "size_bytes": size} for name, size in sizes.items()],
+            "models": [{"name": name, "size_bytes": size} for name, size in sizes],
             "stage_s": done.stage_s,
             "seconds": done.seconds,
             "peak_rss_bytes": peak,
         }
         click.echo(json.dumps(document, indent=2))
         return
-    parts = [f"{name} {size_text(size)}" for name, size in sizes.items()]
+    parts = [f"{name} {size_text(size)}" for name, size in sizes]
     memory = f", peak memory {size_text(peak)}" if peak is not None else ""
     click.echo(
         f"{done.bundle.root}: {', '.join(parts)}; {done.seconds:.1f} s{memory}. "
-        f'Next: omnidraft-npu run -b {done.bundle.root} "…"',
+        f'Next: omnidraft-npu run -b {shlex.quote(str(done.bundle.root))} "…"',
         err=True,
     )
