@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.files import write_json
+from omnidraft_npu.manifest import Exporter as ManifestExporter
 from omnidraft_npu.manifest import GraphEntry, ModelEntry
 from omnidraft_npu.precision import Precision
 from omnidraft_npu.store.local import resolve_model
@@ -152,31 +153,25 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
         ),
         count,
     )
+    graph = GraphEntry(
+        path=f"{folder}/cpu/model.onnx",
+        precision=request.precision,
+        cache="shared",
+        lora_rank=request.lora_rank,
+        has_hidden_states=request.has_hidden_states,
+    )
     _write_documents(root, checkpoint.source_files, files)
-    tokenizer = Tokenizer.from_folder(root)
-    entry = ModelEntry(
-        name=request.name,
-        source=request.source,
+    return _entry(
+        request,
+        root,
+        folder,
+        files,
+        graph,
         architecture=config.architecture,
         exporter="builder",
-        folder=folder,
-        vocab_size=min(tokenizer.size, config.num_logits),
         num_logits=config.num_logits,
         context_length=context_length,
-        eos_token_ids=files.eos_token_ids,
-        bos_token_id=files.bos_token_id,
-        tokenizer_sha256=tokenizer.content_sha256,
-        graphs={
-            "cpu": GraphEntry(
-                path=f"{folder}/cpu/model.onnx",
-                precision=request.precision,
-                cache="shared",
-                lora_rank=request.lora_rank,
-                has_hidden_states=request.has_hidden_states,
-            )
-        },
     )
-    return entry.to_json()
 
 
 def _foreign_graph(request: ModelRequest, folder: Path) -> ForeignGraph:
@@ -188,27 +183,52 @@ def _foreign_graph(request: ModelRequest, folder: Path) -> ForeignGraph:
     return import_genai_model(request.path, folder)
 
 
-def _foreign_entry(request: ModelRequest, root: Path, folder: str, graph: ForeignGraph) -> Facts:
+def _foreign_entry(request: ModelRequest, root: Path, folder: str, foreign: ForeignGraph) -> Facts:
     """Write the documents of a graph that was not built here; its `ModelEntry` as JSON."""
-    _write_documents(root, graph.source_files, graph.tokenizer)
+    graph = GraphEntry(
+        path=f"{folder}/cpu/model.onnx", precision=foreign.precision, cache=foreign.cache
+    )
+    _write_documents(root, foreign.source_files, foreign.tokenizer)
+    return _entry(
+        request,
+        root,
+        folder,
+        foreign.tokenizer,
+        graph,
+        architecture=foreign.architecture,
+        exporter=foreign.exporter,
+        num_logits=foreign.num_logits,
+        context_length=min(request.context_length, foreign.context_length or sys.maxsize),
+    )
+
+
+def _entry(
+    request: ModelRequest,
+    root: Path,
+    folder: str,
+    files: TokenizerFiles,
+    graph: GraphEntry,
+    *,
+    architecture: str,
+    exporter: ManifestExporter,
+    num_logits: int,
+    context_length: int,
+) -> Facts:
+    """The `ModelEntry` as JSON of a model whose documents lie in `root`."""
     tokenizer = Tokenizer.from_folder(root)
     return ModelEntry(
         name=request.name,
         source=request.source,
-        architecture=graph.architecture,
-        exporter=graph.exporter,
+        architecture=architecture,
+        exporter=exporter,
         folder=folder,
-        vocab_size=min(tokenizer.size, graph.num_logits),
-        num_logits=graph.num_logits,
-        context_length=min(request.context_length, graph.context_length or sys.maxsize),
-        eos_token_ids=graph.tokenizer.eos_token_ids,
-        bos_token_id=graph.tokenizer.bos_token_id,
+        vocab_size=min(tokenizer.size, num_logits),
+        num_logits=num_logits,
+        context_length=context_length,
+        eos_token_ids=files.eos_token_ids,
+        bos_token_id=files.bos_token_id,
         tokenizer_sha256=tokenizer.content_sha256,
-        graphs={
-            "cpu": GraphEntry(
-                path=f"{folder}/cpu/model.onnx", precision=graph.precision, cache=graph.cache
-            )
-        },
+        graphs={"cpu": graph},
     ).to_json()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft_npu.files import write_json
+from omnidraft_npu.progress import Report
 
 _MARKS = ".stages"
 
@@ -36,7 +37,7 @@ class Stages:
         name: str,
         folder: str,
         work: Callable[[Path, Tell], Facts],
-        progress: Callable[[str, int, int], None],
+        progress: Report,
     ) -> Facts:
         """Do `work` into ``root / folder``, or give what an earlier run found.
 

@@ -76,10 +76,8 @@ class Round:
 
     verdict: Verdict
     num_proposed: int
-    draft_s: float
-    """Time in the proposer, bridge included."""
     draft_model_s: float
-    """Part of `draft_s` inside the drafter's own forward passes."""
+    """Time in the drafter's forward passes."""
     verify_s: float
     """Time in the target's forward pass."""
     total_s: float
@@ -136,14 +134,12 @@ def generate(
         length += len(verdict.token_ids)
         last = verdict.token_ids[-1]
         target.rewind(length - 1)
-        observed = time.perf_counter()
         if proposer is not None:
             proposer.observe(verdict.token_ids)
         now = time.perf_counter()
         yield Round(
             verdict=verdict,
             num_proposed=len(proposal.token_ids),
-            draft_s=drafted - start + now - observed,
             draft_model_s=proposal.model_s,
             verify_s=scored - drafted,
             total_s=now - start,

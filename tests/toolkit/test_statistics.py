@@ -44,7 +44,6 @@ def one_round(token_ids, num_proposed, num_accepted, num_tested, seconds=1.0, so
     return Round(
         verdict=Verdict(token_ids=token_ids, num_accepted=num_accepted, num_tested=num_tested),
         num_proposed=num_proposed,
-        draft_s=0.3 * seconds,
         draft_model_s=0.25 * seconds,
         verify_s=0.6 * seconds,
         total_s=seconds,

@@ -72,7 +72,6 @@ class ByteBridge:
     def __init__(self, encoder: PieceEncoder, target: Vocabulary) -> None:
         drafter = encoder.vocabulary
         self._encoder = encoder
-        self._drafter = drafter
         self._target = target
         self._special = _special_pieces(drafter, target)
         self._head = [] if drafter.bos_token_id is None else [drafter.bos_token_id]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, StoreError
-from .decoding_options import bundle_options, drafting_options, sampling_options
+from .decoding_options import bundle_options, drafting_options, prompt_options, sampling_options
 from .measuring import draft_lengths, encode_prompts, load_prompts
 from .progress import stage_progress
 
@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 @click.command(name="bench")
 @bundle_options
-@click.option(
-    "--prompts",
-    "prompts_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help='Rows {"prompt", "task"} in a JSONL file, or one prompt in a .txt [default: built-in].',
-)
-@click.option("--per-task", type=click.IntRange(min=1), help="At most so many prompts of a task.")
+@prompt_options
 @click.option("--max-new-tokens", default=64, show_default=True, help="Most tokens per response.")
 @click.option(
     "--draft-tokens",

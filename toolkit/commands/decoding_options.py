@@ -34,6 +34,28 @@ def bundle_options(command: Command) -> Command:
     return command
 
 
+def prompt_options(command: Command) -> Command:
+    """Add the options that `measuring.load_prompts` takes."""
+    for option in reversed(
+        (
+            click.option(
+                "--prompts",
+                "prompts_file",
+                type=click.Path(path_type=Path, dir_okay=False),
+                help='Rows {"prompt", "task"} in a JSONL file, or one prompt in a .txt '
+                "[default: built-in].",
+            ),
+            click.option(
+                "--per-task",
+                type=click.IntRange(min=1),
+                help="At most so many prompts of a task.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 def drafting_options(command: Command) -> Command:
     """Add the options that say what drafts, and by which spellings."""
     for option in (
