@@ -38,6 +38,7 @@ class _Group(click.Group):
         "bench": "Measure acceptance and speed-up, task by task.",
         "inspect": "Show what is in a bundle.",
         "cache": "Show, join or shrink learned spellings.",
+        "devices": "List the chips a bundle can be compiled for.",
         "pull": "Bring a model into the local store.",
     }
 
