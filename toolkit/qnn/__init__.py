@@ -1,0 +1,1 @@
+"""The QNN execution provider: what is installed, its options, its sessions, its binaries."""

@@ -1,0 +1,68 @@
+"""What of QNN is installed here, and whether this process can load it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DeviceError
+from .libraries import is_loadable, machine_of, process_machine
+from .versions import check_packages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """The libraries that onnxruntime-qnn brings."""
+
+    provider: Path
+    """What onnxruntime registers."""
+    htp: Path
+    """The backend of the Hexagon tensor processor; on x86_64 it simulates one."""
+
+    @property
+    def libraries(self) -> tuple[Path, ...]:
+        """All that this process itself loads."""
+        return self.provider, self.htp
+
+    @property
+    def can_simulate(self) -> bool:
+        """Whether the backend here is the simulator, as it is on x86_64."""
+        return process_machine() == "x86_64"
+
+
+def find_installation() -> Installation:
+    """The installed libraries, after checking versions and machine types.
+
+    Raises:
+        DeviceError: a package is missing or of a version that does not fit, or a library is
+            missing or for another processor; says which and what to do.
+    """
+    for package in check_packages():
+        if package.problem is not None:
+            raise DeviceError(package.problem)
+    import onnxruntime_qnn
+
+    found = Installation(
+        provider=Path(onnxruntime_qnn.get_library_path()),
+        htp=Path(onnxruntime_qnn.get_qnn_htp_path()),
+    )
+    for library in found.libraries:
+        if (problem := library_problem(library)) is not None:
+            raise DeviceError(problem)
+    return found
+
+
+def library_problem(library: Path) -> str | None:
+    """Why this process cannot load a library, in one line; None where it should."""
+    fix = "reinstall it with `pip install --force-reinstall onnxruntime-qnn`"
+    try:
+        machine = machine_of(library)
+    except OSError as error:
+        return f"the QNN library {library} cannot be read ({error.strerror}): {fix}"
+    if machine is None:
+        return f"the QNN library {library} is damaged, it is no library at all: {fix}"
+    process = process_machine()
+    if not is_loadable(machine, process):
+        return (
+            f"the QNN library {library} is for {machine}, this Python is for {process}: "
+            f"use a Python for {machine}, or {fix}"
+        )
+    return None
