@@ -1,0 +1,81 @@
+"""Rounding a weight input by input, each error made good by the inputs not yet rounded.
+
+The rounding of one input's column leaves an error in every output; the columns after it are
+moved by what, over the calibrated inputs, undoes most of it.
+"""
+
+import numpy as np
+
+from .scale_search import (
+    BLOCK,
+    Floats,
+    IntegerWeight,
+    Levels,
+    Scales,
+    WeightFormat,
+    block_moments,
+    search_block_scales,
+)
+
+_DAMPING = 0.01
+"""Added to the diagonal of the moments, of its mean: keeps inputs that hardly vary solvable."""
+
+
+def round_with_feedback(
+    weight: Floats, scales: Scales, form: WeightFormat, moments: Floats
+) -> IntegerWeight:
+    """Levels whose common error of the output is small, at given scales.
+
+    The whole numbers of LPBQ are searched anew for each block as it is reached, since its
+    weights have moved by then; the scales of channels stay.
+
+    Args:
+        weight: ``[out, in]``
+        scales: of the weight.
+        form: bits and what shares a scale.
+        moments: ``[in, in]`` second moments of the inputs.
+
+    Source:
+        Frantar et al. 2022, arXiv:2210.17323, algorithm 1.
+    """
+    upper = _inverse_root(moments)
+    rest = weight.copy()
+    levels = np.empty(weight.shape, np.int8)
+    whole = None if scales.block is None else np.empty_like(scales.block)
+    diagonal = block_moments(moments)
+    for block, start in enumerate(range(0, weight.shape[1], BLOCK)):
+        columns = slice(start, min(start + BLOCK, weight.shape[1]))
+        steps = np.broadcast_to(scales.channel, len(weight))
+        if whole is not None:
+            whole[:, block] = search_block_scales(
+                rest[:, columns], steps, form, diagonal[block : block + 1]
+            )
+            steps = steps * whole[:, block]
+        levels[:, columns], errors = _round_block(
+            rest[:, columns], steps, form, upper[columns, columns]
+        )
+        rest[:, columns.stop :] -= errors @ upper[columns, columns.stop :]
+    return IntegerWeight(
+        levels=levels, scales=Scales(channel=scales.channel, block=whole), bits=form.bits
+    )
+
+
+def _round_block(
+    part: Floats, steps: Floats, form: WeightFormat, upper: Floats
+) -> tuple[Levels, Floats]:
+    """Round the columns of ``[out, columns]`` in turn; their levels and scaled errors."""
+    part = np.ascontiguousarray(part.T)
+    levels = np.empty(part.shape, np.int8)
+    errors = np.empty_like(part)
+    for i, column in enumerate(part):
+        levels[i] = np.clip(np.rint(column / steps), form.lowest, form.highest)
+        errors[i] = (column - levels[i] * steps) / upper[i, i]
+        part[i + 1 :] -= np.outer(upper[i, i + 1 :], errors[i])
+    return levels.T, errors.T
+
+
+def _inverse_root(moments: Floats) -> Floats:
+    """Upper triangular U with ``U^T U`` the inverse of the damped moments."""
+    damping = _DAMPING * float(np.trace(moments)) / len(moments) + 1e-12
+    damped = moments.astype(np.float64) + damping * np.eye(len(moments))
+    return np.linalg.cholesky(np.linalg.inv(damped)).T.astype(np.float32)

@@ -1,0 +1,113 @@
+"""Ways to quantise a model for the NPU, as data, and the one a chip gets by default."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from omnidraft_npu.chips.table import Chip
+from omnidraft_npu.errors import ConfigError
+
+from .scale_search import WeightFormat
+
+KvBits = Literal[8, 16]
+Role = Literal["drafter", "target"]
+
+_OLDEST_FLEXIBLE_ARCH = 73
+"""Hexagon version from which 4-bit blocks and a 16-bit cache are documented everywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is stored and computed in how many bits."""
+
+    name: str
+    weights: WeightFormat | None
+    """Of the projections; None leaves the graph in floating point."""
+    head: WeightFormat | None = None
+    """Of the product that gives the logits."""
+    has_integer_activations: bool = True
+    """Whether values between operators are 16-bit integers; otherwise they are fp16."""
+    kv_bits: KvBits | None = None
+    """Of the cache, which the host then copies as integers; None for floating point."""
+    max_loss: float
+    """Share by which the perplexity may rise before an export is marked as poor."""
+
+
+_HEAD = WeightFormat(bits=8, granularity="channel")
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name="fp16", weights=None, has_integer_activations=False, max_loss=0.01),
+        Recipe(
+            name="w8a16",
+            weights=WeightFormat(bits=8, granularity="channel"),
+            head=_HEAD,
+            kv_bits=16,
+            max_loss=0.01,
+        ),
+        Recipe(
+            name="w4a16",
+            weights=WeightFormat(bits=4, granularity="block"),
+            head=_HEAD,
+            kv_bits=16,
+            max_loss=0.08,
+        ),
+        Recipe(
+            name="w4a16-nbits",
+            weights=WeightFormat(bits=4, granularity="block"),
+            head=WeightFormat(bits=8, granularity="block"),
+            has_integer_activations=False,
+            max_loss=0.08,
+        ),
+    )
+}
+"""`w4a16` is LPBQ; `w4a16-nbits` is MatMulNBits, which computes in fp16 and so needs no ranges."""
+
+
+def recipe_for(
+    chip: Chip, role: Role, *, name: str | None = None, kv_bits: KvBits | None = None
+) -> Recipe:
+    """The recipe of a model on a chip.
+
+    Args:
+        chip: What will run it.
+        role: A target gets 4 bits where the chip can: it is what has to fit. A drafter is small
+            and keeps 8.
+        name: Key of `RECIPES`; None for the default.
+        kv_bits: Of the cache; None for what the recipe and the chip have.
+
+    Raises:
+        ConfigError: there is no such recipe, or the chip cannot run it.
+    """
+    is_flexible = chip.arch >= _OLDEST_FLEXIBLE_ARCH
+    if name is None:
+        name = "w4a16" if role == "target" and is_flexible else "w8a16"
+    if name not in RECIPES:
+        raise ConfigError(f"no recipe {name!r}: choose from {', '.join(RECIPES)}")
+    recipe = RECIPES[name]
+    if not recipe.has_integer_activations and not chip.fp16:
+        raise ConfigError(
+            f"{name} computes in fp16, which no source claims for {chip.name}: use w8a16"
+        )
+    if recipe.weights is not None and recipe.weights.bits == 4 and not is_flexible:
+        raise ConfigError(
+            f"{name} needs Hexagon v{_OLDEST_FLEXIBLE_ARCH} or later and {chip.name} has "
+            f"v{chip.arch}: use w8a16"
+        )
+    if recipe.kv_bits is None:
+        if kv_bits is not None:
+            raise ConfigError(f"{name} keeps its cache in floating point: leave out the KV bits")
+        return recipe
+    if chip.arch == 68:
+        recipe = _for_v68(recipe, chip, kv_bits)
+    return recipe if kv_bits is None else replace(recipe, kv_bits=kv_bits)
+
+
+def _for_v68(recipe: Recipe, chip: Chip, kv_bits: KvBits | None) -> Recipe:
+    """With one scale a weight and 8 bits for the cache: v68 multiplies nothing else."""
+    if kv_bits == 16:
+        raise ConfigError(
+            f"{chip.name} (Hexagon v68) takes a cache of 8 bits only: use --kv-bits 8"
+        )
+    whole = WeightFormat(bits=8, granularity="tensor")
+    return replace(recipe, weights=whole, head=whole, kv_bits=8)
