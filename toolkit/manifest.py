@@ -40,6 +40,32 @@ class GraphEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HtpEntry:
+    """The static graphs of a model for the NPU, one for each number of tokens in a pass."""
+
+    precision: str
+    """Name of the recipe: `fp16`, `w8a16` and so on."""
+    context_length: int
+    """Slots of the cache that the host owns."""
+    graphs: dict[str, str]
+    """Paths by length, relative to the bundle; all have the same weights."""
+    lora_rank: int = 0
+    """Rank of the LoRA inputs; 0 for graphs without them."""
+    has_hidden_states: bool = False
+    """Whether the graphs also give `hidden_states`."""
+    compiled: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Graphs that hold a context binary, by key of the chip and by length."""
+    qnn_version: str = ""
+    """Of the QNN that made the binaries."""
+    calibration: str = ""
+    """What the ranges of the activations were taken from; empty for a float recipe."""
+    report: dict[str, float] = field(default_factory=dict)
+    """What the recipe costs, by name of the measure."""
+    is_accurate: bool | None = None
+    """Whether that is within the recipe's bound; None where it was not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelEntry:
     """A drafter or a target."""
 
@@ -61,7 +87,9 @@ class ModelEntry:
     tokenizer_sha256: str
     """Content hash: equal for equal tokenizers, whatever the file's layout."""
     graphs: dict[str, GraphEntry] = field(default_factory=dict)
-    """By flavour: `cpu`, later `htp`."""
+    """By flavour; `cpu` is the only one with a graph of any length."""
+    htp: HtpEntry | None = None
+    """None where the model was not exported for an NPU."""
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain dictionaries, lists and scalars."""
@@ -126,6 +154,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if origin is Literal and value in arguments:
         return value
     if kind in (int, str, bool) and type(value) is kind:
+        return value
+    if kind is float and type(value) in (int, float):
         return value
     raise BundleError(f"manifest.json: {where} is {value!r}, which does not fit: export again")
 

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from .chips.table import all_chips
 from .errors import BundleError
-from .manifest import Manifest, ModelEntry
+from .manifest import HtpEntry, Manifest, ModelEntry
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
@@ -19,7 +20,11 @@ def check_manifest(manifest: Manifest) -> None:
     models = {"drafter": manifest.drafter}
     models |= {f"targets.{key}": model for key, model in manifest.targets.items()}
     for where, model in models.items():
-        for problem in (*_number_problems(model), *_place_problems(model)):
+        for problem in (
+            *_number_problems(model),
+            *_place_problems(model),
+            *_htp_problems(model.htp),
+        ):
             raise BundleError(f"manifest.json: {where}.{problem}: export the bundle again")
     for key, model in manifest.targets.items():
         if key != model.name:
@@ -47,10 +52,20 @@ def required_files(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for model in (manifest.drafter, *manifest.targets.values()):
         for graph in model.graphs.values():
             yield graph.path, model.name
+        if model.htp is not None:
+            for path in htp_paths(model.htp):
+                yield path, model.name
         yield f"{model.folder}/tokenizer.json", model.name
     for target in manifest.targets.values():
         if target.tokenizer_sha256 != manifest.drafter.tokenizer_sha256:
             yield spelling_path(target), target.name
+
+
+def htp_paths(htp: HtpEntry) -> Iterator[str]:
+    """Every graph of the NPU flavour: those to compile, then those that are."""
+    yield from htp.graphs.values()
+    for graphs in htp.compiled.values():
+        yield from graphs.values()
 
 
 def _number_problems(model: ModelEntry) -> Iterator[str]:
@@ -75,3 +90,25 @@ def _place_problems(model: ModelEntry) -> Iterator[str]:
     for flavour, graph in model.graphs.items():
         if not is_inside(graph.path):
             yield f"graphs.{flavour}.path is {graph.path!r}, a path outside the bundle"
+
+
+def _htp_problems(htp: HtpEntry | None) -> Iterator[str]:
+    if htp is None:
+        return
+    if htp.context_length < 1:
+        yield f"htp.context_length is {htp.context_length}, must be at least 1"
+    if not htp.graphs:
+        yield "htp.graphs is empty"
+    for length in htp.graphs:
+        if not (length.isdecimal() and int(length) >= 1 and length == str(int(length))):
+            yield f"htp.graphs has the length {length!r}, must be 1 or more"
+    known = {chip.key for chip in all_chips()}
+    for chip, graphs in htp.compiled.items():
+        if chip not in known:
+            yield f"htp.compiled has the chip {chip!r}, which this tool does not know"
+        for length in graphs:
+            if length not in htp.graphs:
+                yield f"htp.compiled.{chip} has the length {length!r}, which htp.graphs lacks"
+    for path in htp_paths(htp):
+        if not is_inside(path):
+            yield f"htp names {path!r}, a path outside the bundle"

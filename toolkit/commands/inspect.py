@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ..bundle import Bundle, open_bundle
-from ..manifest import ModelEntry
+from ..manifest import HtpEntry, ModelEntry
 
 
 @click.command(name="inspect")
@@ -47,13 +47,32 @@ def _show(bundle: Bundle) -> None:
                 f"{model.vocab_size:,}",
                 " ".join(map(str, model.eos_token_ids)),
             )
+        if model.htp is not None:
+            recipe, slots = f"htp {model.htp.precision}", f"{model.htp.context_length:,}"
+            table.add_row("", "", "", recipe, "", slots, "", "")
     click.echo(f"{bundle.root} (format {manifest.format_version})")
     table_console().print(table)
+    for _, model in models:
+        if model.htp is not None:
+            click.echo(f"{model.name} on the NPU: {_htp_text(model.htp)}")
     total = sum(entry.size for entry in manifest.files.values())
     click.echo(
         f"{len(manifest.files)} files, {size_text(total)}, written by "
         f"omnidraft-npu {manifest.tool_version}"
     )
+
+
+def _htp_text(htp: HtpEntry) -> str:
+    """Lengths, chips and what the recipe costs, in one line."""
+    parts = [f"{htp.precision} graphs of {', '.join(htp.graphs)} tokens"]
+    if htp.compiled:
+        parts.append(f"compiled for {', '.join(htp.compiled)} by QNN {htp.qnn_version}")
+    if htp.calibration:
+        parts.append(f"calibrated on {htp.calibration}")
+    parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in htp.report.items()]
+    if htp.is_accurate is False:
+        parts.append("loses more than its recipe should")
+    return "; ".join(parts)
 
 
 def model_bytes(bundle: Bundle, model: ModelEntry) -> int:
