@@ -84,7 +84,8 @@ def decode_here(folder, threads, _, vocab_size, *, is_exact):
     from omnidraft_npu.runtime.causal_lm import OnnxCausalLM, OnnxModel
 
     sizes = {"context_length": 1024, "vocab_size": vocab_size, "num_logits": vocab_size}
-    model = OnnxModel.open(folder / "model.onnx", cache="shared", threads=threads, **sizes)
+    settings = {"cache": "shared", "threads": threads, "takes_turns": False}
+    model = OnnxModel.open(folder / "model.onnx", **settings, **sizes)
     lm, ids = OnnxCausalLM(model, is_exact=is_exact), prompt(vocab_size)
 
     def run():

@@ -16,6 +16,7 @@ from omnidraft_npu.text.tokenizer import Tokenizer
 
 from .checkpoints.checkpoint import Checkpoint, SourceFiles, TokenizerFiles
 from .foreign_graph import ForeignGraph
+from .genai_config import write_genai_config
 from .genai_model import GENAI_CONFIG, import_genai_model
 from .stages import Facts, Tell
 
@@ -153,6 +154,14 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
         ),
         count,
     )
+    if not request.lora_rank and files.eos_token_ids:
+        write_genai_config(
+            root / "cpu",
+            config,
+            context_length=context_length,
+            eos_token_ids=files.eos_token_ids,
+            bos_token_id=files.bos_token_id,
+        )
     graph = GraphEntry(
         path=f"{folder}/cpu/model.onnx",
         precision=request.precision,

@@ -55,6 +55,7 @@ class OnnxModel:
         num_logits: int,
         cache: Cache | None = None,
         threads: int | None = None,
+        takes_turns: bool = True,
     ) -> "OnnxModel":
         """Open a graph on the CPU provider.
 
@@ -65,12 +66,13 @@ class OnnxModel:
             num_logits: Rows of the logits.
             cache: see `read_signature`.
             threads: see `open_cpu_session`.
+            takes_turns: see `open_cpu_session`.
 
         Raises:
             BundleError: the graph cannot be opened or does not match.
             ConfigError: `threads` is below 1.
         """
-        session = open_cpu_session(path, threads=threads)
+        session = open_cpu_session(path, threads=threads, takes_turns=takes_turns)
         signature = read_signature(
             session,
             path,

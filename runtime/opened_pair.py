@@ -112,12 +112,13 @@ def open_pair(
 ) -> OpenedPair:
     """The models of a bundle that a conversation needs; see `open_session`."""
     bundle = open_bundle(bundle_path)
-    opened = _open_model(bundle, bundle.target(target), threads)
+    has_drafter = use_drafter and proposer != "lookup"
+    opened = _open_model(bundle, bundle.target(target), threads, takes_turns=has_drafter)
     if not use_drafter:
         return OpenedPair(target=opened, drafter=None, proposer=None)
-    if proposer == "lookup":
+    if not has_drafter:
         return OpenedPair(target=opened, drafter=None, proposer=proposer)
-    drafter = _open_model(bundle, bundle.manifest.drafter, threads)
+    drafter = _open_model(bundle, bundle.manifest.drafter, threads, takes_turns=True)
     hashes = {
         "drafter_sha256": drafter.entry.tokenizer_sha256,
         "target_sha256": opened.entry.tokenizer_sha256,
@@ -149,7 +150,9 @@ def open_pair(
     )
 
 
-def _open_model(bundle: Bundle, entry: ModelEntry, threads: int | None) -> OpenedModel:
+def _open_model(
+    bundle: Bundle, entry: ModelEntry, threads: int | None, *, takes_turns: bool
+) -> OpenedModel:
     graph = entry.graphs.get("cpu")
     if graph is None:
         raise BundleError(
@@ -166,6 +169,7 @@ def _open_model(bundle: Bundle, entry: ModelEntry, threads: int | None) -> Opene
             num_logits=entry.num_logits,
             cache=graph.cache,
             threads=threads,
+            takes_turns=takes_turns,
         ),
         tokenizer=tokenizer,
         vocabulary=Vocabulary.from_tokenizer_json(

@@ -11,12 +11,15 @@ CPU_PROVIDER = "CPUExecutionProvider"
 _ERRORS_ONLY = 3
 
 
-def open_cpu_session(path: Path, *, threads: int | None = None) -> ort.InferenceSession:
+def open_cpu_session(
+    path: Path, *, threads: int | None = None, takes_turns: bool = True
+) -> ort.InferenceSession:
     """A session whose nodes all run on the CPU provider.
 
     Args:
         path: The graph; its external data lies beside it.
         threads: Threads of one operator; None for one a physical core.
+        takes_turns: Whether another session decodes in turn with this one.
 
     Raises:
         ConfigError: `threads` is below 1.
@@ -32,12 +35,15 @@ def open_cpu_session(path: Path, *, threads: int | None = None) -> ort.Inference
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.inter_op_num_threads = 1
     options.intra_op_num_threads = threads or 0
-    # Idle workers sleep instead of spinning. Drafter and target take turns, each with workers
-    # of its own, and spinning ones hold the cores that the other session, or any other program,
-    # could use: with both cores of a machine in demand a round took 6.5 times as long with
-    # spinning, 4.5 times with one pool for both sessions and 2.4 times with 50 us of spinning
-    # (benchmarks/session_options.py).
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # A worker that waits for the next operator spins for 50 us where a target decodes alone: a
+    # token then takes 0.72 of the time. Drafter and target have workers of their own, and
+    # spinning ones hold the cores that the other session needs: with both cores of a machine in
+    # demand a round took 2.4 times as long, so there they sleep
+    # (benchmarks/README.md, benchmarks/session_options.py).
+    if takes_turns:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    else:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
     try:
         return ort.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
     except Exception as error:

@@ -55,6 +55,8 @@ def test_an_export_makes_a_bundle_that_opens(checkpoints, tmp_path):
     assert target.eos_token_ids == (2,)
     assert bundle.manifest.drafter.architecture == "llama"
     assert not list(tmp_path.glob("*.partial"))
+    genai = json.loads((tmp_path / "bundle/targets/target/cpu/genai_config.json").read_text())
+    assert (genai["model"]["vocab_size"], genai["model"]["context_length"]) == (320, 128)
     text = (tmp_path / "bundle" / "manifest.json").read_text()
     assert str(tmp_path) not in text
     assert str(checkpoints) not in text
