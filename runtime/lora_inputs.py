@@ -1,0 +1,38 @@
+"""An adapter's tensors against the inputs of a graph."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from omnidraft_npu.errors import BundleError
+
+Tensors = Mapping[str, npt.NDArray[np.float32]]
+
+
+def fit_lora(inputs: Mapping[str, tuple[int, ...]], tensors: Tensors | None) -> Tensors:
+    """A tensor for every LoRA input; the ones left out, or all with None, are zero.
+
+    Args:
+        inputs: Shapes by graph input (`omnidraft_npu.lora.lora_name`).
+        tensors: The adapter.
+
+    Raises:
+        BundleError: a tensor is not an input of the graph, or has another shape.
+    """
+    given = tensors or {}
+    for name, tensor in given.items():
+        if name not in inputs:
+            raise BundleError(
+                f"the adapter has {name!r}, the graph has no such input: use an adapter made "
+                "for this model, or export it with LoRA inputs"
+            )
+        if tensor.shape != inputs[name]:
+            raise BundleError(
+                f"the adapter's {name} is {list(tensor.shape)}, the graph takes "
+                f"{list(inputs[name])}: use an adapter of the rank of the export"
+            )
+    return {
+        name: np.ascontiguousarray(given.get(name, np.zeros(shape, np.float32)), np.float32)
+        for name, shape in inputs.items()
+    }
