@@ -12,6 +12,7 @@ from omnidraft_npu.errors import BundleError, PromptError
 from omnidraft_npu.manifest import Cache
 
 from .kv_cache import make_cache
+from .lora_inputs import fit_lora
 from .output_rows import OutputRows
 from .providers import open_cpu_session, provider_of
 from .signature import LOGITS_FROM, GraphSignature, read_signature
@@ -247,22 +248,8 @@ class OnnxCausalLM:
         Raises:
             BundleError: a tensor is not an input of the graph, or has another shape.
         """
-        inputs = self.model.signature.lora_inputs
-        given = tensors or {}
-        for name, tensor in given.items():
-            if name not in inputs:
-                raise BundleError(
-                    f"the adapter has {name!r}, the graph has no such input: use an adapter made "
-                    "for this model, or export it with LoRA inputs"
-                )
-            if tensor.shape != inputs[name]:
-                raise BundleError(
-                    f"the adapter's {name} is {list(tensor.shape)}, the graph takes "
-                    f"{list(inputs[name])}: use an adapter of the rank of the export"
-                )
-        for name, shape in inputs.items():
-            tensor = given.get(name, np.zeros(shape, np.float32))
-            self._bind_input(name, np.ascontiguousarray(tensor, np.float32))
+        for name, tensor in fit_lora(self.model.signature.lora_inputs, tensors).items():
+            self._bind_input(name, tensor)
 
     def _check_room(self, num_tokens: int) -> None:
         if self._length + num_tokens > self.context_length:
