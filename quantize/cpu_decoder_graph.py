@@ -5,13 +5,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from omnidraft_npu.lora import lora_name
 from omnidraft_npu.precision import Precision
 
 from .architecture import DecoderConfig
 from .cpu_weights import CpuWeights
 from .graph_writer import MICROSOFT, Dimension, GraphWriter
 from .input_sizes import RandomTokens
+from .lora_branch import LoraBranches
 from .rotary import rotary_tables
 
 Floats = npt.NDArray[np.float32]
@@ -37,8 +37,7 @@ class CpuDecoderGraph:
         self._graph = graph
         self._weights = CpuWeights(graph, precision)
         self._context_length = context_length
-        self._lora_rank = lora_rank
-        self._lora_modules = lora_modules
+        self._lora = LoraBranches(graph, config, rank=lora_rank, modules=lora_modules)
         self._has_hidden_states = has_hidden_states
 
     def build(self) -> None:
@@ -100,11 +99,11 @@ class CpuDecoderGraph:
         config, at = self._config, f"layers.{index}"
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         inputs = [self._project_together(x, at, "qkv", ("q", "k", "v"), layer, sizes), "", ""]
-        if config.has_qk_norm or self._is_adapted("q_proj", "k_proj", "v_proj"):
+        if config.has_qk_norm or self._lora.has("q_proj", "k_proj", "v_proj"):
             widths = [count * config.head_dim for count in heads]
             parts = self._split(inputs[0], widths, [f"{at}.{part}_proj" for part in "qkv"])
             inputs = [
-                self._adapt(part, x, index, f"{name}_proj")
+                self._lora.add(part, x, index, f"{name}_proj")
                 for part, name in zip(parts, "qkv", strict=True)
             ]
         if config.has_qk_norm:
@@ -147,8 +146,8 @@ class CpuDecoderGraph:
         packed = self._project_together(x, at, "gate_up", ("gate", "up"), layer, sizes)
         widths = [config.intermediate_size] * 2
         gate, up = self._split(packed, widths, [f"{at}.gate_proj", f"{at}.up_proj"])
-        gate = self._adapt(gate, x, index, "gate_proj")
-        up = self._adapt(up, x, index, "up_proj")
+        gate = self._lora.add(gate, x, index, "gate_proj")
+        up = self._lora.add(up, x, index, "up_proj")
         active = f"{at}.active"
         if config.activation == "silu":
             graph.node("QuickGelu", [gate], active, domain=MICROSOFT, alpha=1.0)
@@ -186,22 +185,7 @@ class CpuDecoderGraph:
         weight, bias = layer[f"{part}_proj"], layer.get(f"{part}_bias")
         name = f"layers.{index}.{part}_proj"
         projected = self._weights.project(x, name, weight, bias, sizes.get(part))
-        return self._adapt(projected, x, index, f"{part}_proj")
-
-    def _adapt(self, projected: str, x: str, index: int, module: str) -> str:
-        """Add the LoRA branch, if `module` has one."""
-        if not self._is_adapted(module):
-            return projected
-        graph, rank, at = self._graph, self._lora_rank, f"layers.{index}.{module}"
-        out, in_features = self._config.tensor_shapes()[at]
-        a = graph.input(lora_name(index, module, "A"), np.float32, [in_features, rank])
-        b = graph.input(lora_name(index, module, "B"), np.float32, [rank, out])
-        low = graph.node("MatMul", [x, a], f"{at}.lora_low")
-        delta = graph.node("MatMul", [low, b], f"{at}.lora")
-        return graph.node("Add", [projected, delta], f"{at}.adapted")
-
-    def _is_adapted(self, *modules: str) -> bool:
-        return not set(modules).isdisjoint(self._lora_modules)
+        return self._lora.add(projected, x, index, f"{part}_proj")
 
     def _split(self, packed: str, widths: Sequence[int], names: list[str]) -> list[str]:
         key = "widths." + "_".join(map(str, widths))

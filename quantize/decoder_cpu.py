@@ -28,7 +28,8 @@ from omnidraft_npu.precision import Precision
 
 from .architecture import DecoderConfig
 from .cpu_decoder_graph import CpuDecoderGraph
-from .graph_writer import GraphWriter
+from .graph_writer import new_graph
+from .lora_branch import check_lora
 
 Floats = npt.NDArray[np.float32]
 Tensors = Callable[[str], Floats]
@@ -56,14 +57,7 @@ class CpuGraphOptions:
                 f"context_length is {self.context_length}, must be at least 1: "
                 "use --context-length 16 or more"
             )
-        if self.lora_rank < 0:
-            raise ConfigError(
-                f"lora_rank is {self.lora_rank}, must not be negative: use 0 for no LoRA inputs"
-            )
-        if unknown := set(self.lora_modules) - set(MODULES):
-            raise ConfigError(
-                f"lora_modules has {', '.join(sorted(unknown))}: choose from {', '.join(MODULES)}"
-            )
+        check_lora(self.lora_rank, self.lora_modules)
 
 
 def build_cpu_decoder(
@@ -94,7 +88,7 @@ def build_cpu_decoder(
             progress(name)
         return tensors(name)
 
-    with GraphWriter(folder, opset=_OPSET) as graph:
+    with new_graph(folder, opset=_OPSET) as graph:
         CpuDecoderGraph(
             config,
             read,
@@ -102,7 +96,7 @@ def build_cpu_decoder(
             precision=options.precision,
             context_length=options.context_length,
             lora_rank=options.lora_rank,
-            lora_modules=options.lora_modules if options.lora_rank else (),
+            lora_modules=options.lora_modules,
             has_hidden_states=options.has_hidden_states,
         ).build()
     return graph.model_path

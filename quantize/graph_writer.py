@@ -1,43 +1,53 @@
-"""Writes an ONNX graph node by node, its tensors to disk at once.
+"""Writes an ONNX graph node by node, its tensors to disk at once (see `tensor_file`)."""
 
-The protobuf holds names, shapes and offsets only, so a model of any size is built in
-the memory of its largest tensor, and the 2 GiB limit of protobuf never matters.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from omnidraft_npu.errors import ExportError
+from .tensor_file import TensorFile, unwritable
 
 if TYPE_CHECKING:
     import onnx
 
 Dimension = int | str
 
-EXTERNAL_BYTES = 1024
-"""Tensors of at least this size go to the data file; smaller ones stay in the protobuf."""
-ALIGNMENT = 4096
-"""Offsets in the data file are multiples of a memory page, so that it can be mapped."""
 MICROSOFT = "com.microsoft"
 
-_IR_VERSION = 10
+_IR_VERSIONS = {21: 10, 23: 11}
+"""Of the file format, by the opset it came with."""
+
+
+@contextmanager
+def new_graph(folder: Path, *, opset: int) -> "Iterator[GraphWriter]":
+    """A `GraphWriter` of ``model.onnx`` with a data file of its own, ``model.onnx.data``.
+
+    An error in the block removes both.
+    """
+    with (
+        TensorFile(folder / "model.onnx.data") as tensors,
+        GraphWriter(folder / "model.onnx", tensors, opset=opset) as graph,
+    ):
+        yield graph
 
 
 class GraphWriter:
-    """A graph under construction: ``with GraphWriter(folder, opset=21) as graph: ...``.
+    """A graph under construction: ``with GraphWriter(path, tensors, opset=21) as graph: ...``.
 
-    Leaving the block writes ``model.onnx`` beside ``model.onnx.data``; leaving it with an
-    error removes both. Names are the caller's; a duplicate is a `ValueError`.
+    Leaving the block writes the model; leaving it with an error removes it. Names are the
+    caller's; a duplicate is a `ValueError`.
     """
 
-    def __init__(self, folder: Path, *, opset: int, name: str = "decoder") -> None:
-        self.model_path = folder / "model.onnx"
-        self.data_path = folder / "model.onnx.data"
+    def __init__(
+        self, model_path: Path, tensors: TensorFile, *, opset: int, name: str = "decoder"
+    ) -> None:
+        """Begin a graph whose large tensors go to the open file `tensors` in its folder."""
+        self.model_path = model_path
+        self._file = tensors
         self._opset = opset
         self._name = name
         self._nodes: list[onnx.NodeProto] = []
@@ -45,14 +55,8 @@ class GraphWriter:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._tensors: dict[str, onnx.TensorProto] = {}
         self._values: set[str] = set()
-        self._data: BinaryIO | None = None
 
     def __enter__(self) -> Self:
-        try:
-            self.data_path.parent.mkdir(parents=True, exist_ok=True)
-            self._data = self.data_path.open("wb")
-        except OSError as error:
-            raise _unwritable(self.data_path, error) from error
         return self
 
     def __exit__(
@@ -62,15 +66,13 @@ class GraphWriter:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if self._data is not None:
-                self._data.close()
             if error is None:
                 self._save()
         except OSError as failure:
-            self._remove()
-            raise _unwritable(self.model_path, failure) from failure
+            self.model_path.unlink(missing_ok=True)
+            raise unwritable(self.model_path, failure) from failure
         if error is not None:
-            self._remove()
+            self.model_path.unlink(missing_ok=True)
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Sequence[Dimension]) -> str:
         """Declare a graph input; a string in `shape` is a symbolic dimension."""
@@ -123,23 +125,12 @@ class GraphWriter:
 
     def tensor(self, name: str, value: npt.NDArray[Any]) -> str:
         """Add a constant; a large one is on disk when this returns, and nowhere else."""
-        import onnx
-        from onnx import helper, numpy_helper
+        self._tensors[self._new(name)] = self._file.add(name, value)
+        return name
 
-        self._new(name)
-        if value.nbytes < EXTERNAL_BYTES:
-            self._tensors[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
-            return name
-        offset = self._append(value)
-        self._tensors[name] = onnx.TensorProto(
-            name=name,
-            data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
-            dims=value.shape,
-            data_location=onnx.TensorProto.EXTERNAL,
-            external_data=_entries(
-                {"location": self.data_path.name, "offset": offset, "length": value.nbytes}
-            ),
-        )
+    def shared_tensor(self, name: str, make: Callable[[], npt.NDArray[Any]]) -> str:
+        """Add a constant that the graphs of one file share: the first to ask makes it."""
+        self._tensors[self._new(name)] = self._file.once(name, make)
         return name
 
     def has(self, name: str) -> bool:
@@ -167,17 +158,6 @@ class GraphWriter:
         self._values.add(name)
         return name
 
-    def _append(self, value: npt.NDArray[Any]) -> int:
-        if self._data is None:
-            raise ValueError("a GraphWriter is used in a with block")
-        try:
-            self._data.write(b"\0" * (-self._data.tell() % ALIGNMENT))
-            offset = self._data.tell()
-            self._data.write(np.ascontiguousarray(value).data)
-        except OSError as error:
-            raise _unwritable(self.data_path, error) from error
-        return offset
-
     def _save(self) -> None:
         from onnx import helper
 
@@ -189,7 +169,7 @@ class GraphWriter:
         domains = {"", *(node.domain for node in self._nodes)}
         model = helper.make_model(
             graph,
-            ir_version=_IR_VERSION,
+            ir_version=_IR_VERSIONS[self._opset],
             opset_imports=[
                 helper.make_opsetid(domain, 1 if domain else self._opset)
                 for domain in sorted(domains)
@@ -199,10 +179,6 @@ class GraphWriter:
         )
         self.model_path.write_bytes(model.SerializeToString())
 
-    def _remove(self) -> None:
-        self.model_path.unlink(missing_ok=True)
-        self.data_path.unlink(missing_ok=True)
-
 
 def _value_info(
     name: str, dtype: npt.DTypeLike, shape: Sequence[Dimension]
@@ -211,17 +187,4 @@ def _value_info(
 
     return helper.make_tensor_value_info(
         name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), list(shape)
-    )
-
-
-def _entries(fields: Mapping[str, object]) -> "list[onnx.StringStringEntryProto]":
-    import onnx
-
-    return [onnx.StringStringEntryProto(key=key, value=str(value)) for key, value in fields.items()]
-
-
-def _unwritable(path: Path, error: OSError) -> ExportError:
-    reason = error.strerror or error
-    return ExportError(
-        f"cannot write {path}: {reason}. Free some space or choose another folder with -o"
     )

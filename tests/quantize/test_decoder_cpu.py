@@ -1,72 +1,19 @@
 """The CPU graph against transformers on tiny random models."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from graph_runner import GraphRunner
-from tiny_models import ARCHITECTURES, tiny_model
+from reference_models import VARIANTS, assert_close, random_ids, random_lora
+from tiny_models import ARCHITECTURES
 
 from omnidraft_npu.errors import ConfigError, ExportError
-from omnidraft_npu.lora import MODULES, lora_name
-from omnidraft_npu.quantize.architecture import DecoderConfig
-from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
+from omnidraft_npu.lora import MODULES
 from omnidraft_npu.quantize.decoder_cpu import CpuGraphOptions, build_cpu_decoder
 from omnidraft_npu.quantize.weight_quantization import quantize_blocks
 
-VARIANTS = {
-    **{name: (name, {}) for name in ARCHITECTURES},
-    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-linear-rope": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
-    ),
-    "qwen2-untied": ("qwen2", {"tie_word_embeddings": False}),
-    "gemma3-untied": ("gemma3_text", {"tie_word_embeddings": False}),
-}
 CAPACITY = 256
-TOLERANCE = 1e-4
-"""Of the range of the logits."""
-
-
-@dataclass(frozen=True)
-class Model:
-    config: DecoderConfig
-    tensors: dict[str, np.ndarray]
-    reference: object
-
-    def logits(self, ids):
-        import torch
-
-        with torch.no_grad():
-            return self.reference(torch.tensor([ids])).logits[0].numpy()
-
-    def hidden_states(self, ids):
-        import torch
-
-        with torch.no_grad():
-            return self.reference.model(torch.tensor([ids])).last_hidden_state[0].numpy()
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    made = {}
-
-    def get(variant, **overrides):
-        key = (variant, *overrides.items())
-        if key not in made:
-            architecture, settings = VARIANTS[variant]
-            reference = tiny_model(architecture, **settings, **overrides)
-            folder = tmp_path_factory.mktemp(variant)
-            reference.save_pretrained(folder)
-            checkpoint = open_checkpoint(folder)
-            names = checkpoint.config.tensor_shapes()
-            tensors = {name: checkpoint.tensor(name) for name in names}
-            made[key] = Model(checkpoint.config, tensors, reference)
-        return made[key]
-
-    return get
 
 
 @pytest.fixture
@@ -83,15 +30,6 @@ def build(tmp_path):
         return GraphRunner(path, capacity=CAPACITY, is_shared=is_shared)
 
     return run
-
-
-def random_ids(rng, length):
-    return rng.integers(3, 160, length).tolist()
-
-
-def assert_close(logits, expected, tolerance=TOLERANCE):
-    assert logits.shape == expected.shape
-    assert np.abs(logits - expected).max() < tolerance * np.ptp(expected)
 
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "separate"])
@@ -176,15 +114,7 @@ def test_a_lora_is_the_same_as_merged_weights(models, build, rng, variant, modul
     model = models(variant)
     ids = random_ids(rng, 15)
     graph = build(model, lora_rank=3, lora_modules=modules)
-    merged = dict(model.tensors)
-    for name in graph.lora:
-        _, _, layer, module, side = name.split(".")
-        if side == "A":
-            a = rng.normal(size=graph.lora[name].shape).astype(np.float32) * 0.2
-            b_name = lora_name(int(layer), module, "B")
-            b = rng.normal(size=graph.lora[b_name].shape).astype(np.float32) * 0.2
-            graph.lora = {**graph.lora, name: a, b_name: b}
-            merged[f"layers.{layer}.{module}"] = merged[f"layers.{layer}.{module}"] + (a @ b).T
+    graph.lora, merged = random_lora(rng, model, graph.lora)
 
     assert len(graph.lora) == 2 * len(modules) * model.config.num_layers
     rows = graph.run(ids)

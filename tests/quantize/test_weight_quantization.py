@@ -2,7 +2,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from omnidraft_npu.quantize.graph_writer import MICROSOFT, GraphWriter
+from omnidraft_npu.quantize.graph_writer import MICROSOFT, new_graph
 from omnidraft_npu.quantize.weight_quantization import BLOCK, quantize_blocks
 
 SHAPES = [(5, 64), (7, 96), (3, 40), (4, 20)]
@@ -19,7 +19,7 @@ def root_mean_square(x):
 def run_node(folder, op, data, quantized, order, **attributes):
     """The one-node graph of `op` on `data` and a quantised weight, through onnxruntime."""
     packed = quantized.packed
-    with GraphWriter(folder, opset=21) as graph:
+    with new_graph(folder, opset=21) as graph:
         graph.input("data", data.dtype, data.shape)
         graph.tensor("packed", packed if order[0] == "data" else packed.reshape(len(packed), -1))
         graph.tensor("scales", quantized.scales)

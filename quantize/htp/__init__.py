@@ -1,0 +1,1 @@
+"""The HTP flavour of the decoder graph: static shapes, standard operators."""

@@ -1,0 +1,223 @@
+"""Node by node, the decoder of the HTP flavour: see `decoder_graph` for its signature.
+
+Values keep their names in the graphs of all lengths, so that what was calibrated on one
+holds for the others: `layers.{i}.{module}` is what a projection gives, its weight is
+`layers.{i}.{module}.weight`, and `layers.{i}.keys` and `.values` are the cache with the new
+rows after it.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from ..architecture import DecoderConfig, LayerType
+from ..graph_writer import GraphWriter
+from ..lora_branch import LoraBranches
+from ..rotary import rotary_tables
+
+Floats = npt.NDArray[np.float32]
+
+_MASKS: dict[LayerType, str] = {"full": "attention_mask", "sliding": "sliding_mask"}
+
+
+class HtpDecoderNodes:
+    """The graph of one model and length; `build` adds it, a layer at a time."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        tensors: Callable[[str], Floats],
+        graph: GraphWriter,
+        *,
+        length: int,
+        context_length: int,
+        num_positions: int,
+        lora_rank: int,
+        lora_modules: Collection[str],
+        has_hidden_states: bool,
+    ) -> None:
+        self._config = config
+        self._shapes = config.tensor_shapes()
+        self._tensors = tensors
+        self._graph = graph
+        self._length = length
+        self._context_length = context_length
+        self._num_positions = num_positions
+        self._lora = LoraBranches(graph, config, rank=lora_rank, modules=lora_modules)
+        self._has_hidden_states = has_hidden_states
+
+    def build(self) -> None:
+        """Add inputs, nodes, tensors and outputs."""
+        residual = self._embed()
+        self._add_masks()
+        self._add_rotations()
+        for i in range(self._config.num_layers):
+            at = f"layers.{i}"
+            update = self._attention(self._norm(residual, f"{at}.input_norm"), i)
+            residual = self._graph.node("Add", [residual, update], f"{at}.attention_residual")
+            update = self._mlp(self._norm(residual, f"{at}.mlp_norm"), i)
+            residual = self._graph.node("Add", [residual, update], f"{at}.residual")
+        self._head(self._norm(residual, "final_norm", "hidden_states"))
+        self._add_cache_outputs()
+
+    def _embed(self) -> str:
+        graph, scale = self._graph, self._config.embedding_scale
+        ids = graph.input("input_ids", np.int32, [1, self._length])
+        table = graph.shared_tensor("embed_tokens.weight", lambda: self._tensors("embed_tokens"))
+        if scale == 1.0:
+            return graph.node("Gather", [table, ids], "embed_tokens")
+        embedded = graph.node("Gather", [table, ids], "embed_tokens.rows")
+        factor = graph.tensor("embed_tokens.scale", np.array(scale, np.float32))
+        return graph.node("Mul", [embedded, factor], "embed_tokens")
+
+    def _add_masks(self) -> None:
+        shape = [1, 1, self._length, self._context_length + self._length]
+        for layer_type, name in _MASKS.items():
+            if layer_type in self._config.layer_types:
+                self._graph.input(name, np.float32, shape)
+
+    def _add_rotations(self) -> None:
+        """Cosines and sines of the new positions; the query's carry the scale of the scores."""
+        graph = self._graph
+        positions = graph.input("position_ids", np.int32, [1, self._length])
+        for rope in sorted({self._rope(i) for i in range(self._config.num_layers)}):
+            for side in ("query", "key"):
+                for part in ("cos", "sin"):
+                    name = f"{rope}.{side}.{part}"
+                    make = partial(self._rotary_table, rope, side, part)
+                    table = graph.shared_tensor(f"{name}.table", make)
+                    graph.node("Gather", [table, positions], name)
+
+    def _rotary_table(self, rope: str, side: str, part: str) -> Floats:
+        config = self._config
+        waves = config.local_rope if rope == "local_rope" else config.rope
+        assert waves is not None, "only a sliding layer has a local rope, and only if there is one"
+        cos, sin = rotary_tables(waves, config.head_dim, self._num_positions)
+        table = cos if part == "cos" else sin
+        return table * np.float32(config.attention_scale) if side == "query" else table
+
+    def _rope(self, index: int) -> str:
+        is_sliding = self._config.layer_types[index] == "sliding"
+        return "local_rope" if is_sliding and self._config.local_rope is not None else "rope"
+
+    def _attention(self, x: str, index: int) -> str:
+        config, at, rope = self._config, f"layers.{index}", self._rope(index)
+        query = self._heads(self._project(x, index, "q"), config.num_heads, f"{at}.query")
+        key = self._heads(self._project(x, index, "k"), config.num_kv_heads, f"{at}.key")
+        if config.has_qk_norm:
+            query, key = self._norm(query, f"{at}.q_norm"), self._norm(key, f"{at}.k_norm")
+        query = self._rotate(query, f"{rope}.query", f"{at}.query_rotated")
+        self._rotate(key, f"{rope}.key", f"new.{index}.key")
+        self._heads(self._project(x, index, "v"), config.num_kv_heads, f"new.{index}.value")
+        projected = self._project(self._attend(query, index), index, "o")
+        if not config.has_sandwich_norms:
+            return projected
+        return self._norm(projected, f"{at}.post_attention_norm")
+
+    def _attend(self, query: str, index: int) -> str:
+        """Softmax attention over the cache and the new rows, ``[1, S, heads * head_dim]``.
+
+        The queries that share a key head are rows of one product, so no key is repeated.
+        """
+        config, graph, at = self._config, self._graph, f"layers.{index}"
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        total = self._context_length + self._length
+        rows = self._length * heads // kv_heads
+        keys, values = self._extend(index, "key"), self._extend(index, "value")
+        grouped = self._reshape(query, [1, kv_heads, rows, dim], f"{at}.query_grouped")
+        turned = graph.node("Transpose", [keys], f"{at}.keys_turned", perm=[0, 1, 3, 2])
+        scores = graph.node("MatMul", [grouped, turned], f"{at}.scores_grouped")
+        scores = self._reshape(scores, [1, heads, self._length, total], f"{at}.scores")
+        mask = _MASKS[config.layer_types[index]]
+        masked = graph.node("Add", [scores, mask], f"{at}.masked")
+        weights = graph.node("Softmax", [masked], f"{at}.weights", axis=-1)
+        weights = self._reshape(weights, [1, kv_heads, rows, total], f"{at}.weights_grouped")
+        attended = graph.node("MatMul", [weights, values], f"{at}.attended_grouped")
+        apart = self._reshape(attended, [1, heads, self._length, dim], f"{at}.attended_heads")
+        merged = graph.node("Transpose", [apart], f"{at}.attended_tokens", perm=[0, 2, 1, 3])
+        return self._reshape(merged, [1, self._length, heads * dim], f"{at}.attended")
+
+    def _extend(self, index: int, part: str) -> str:
+        config, graph = self._config, self._graph
+        cache = [1, config.num_kv_heads, self._context_length, config.head_dim]
+        past = graph.input(f"past_key_values.{index}.{part}", np.float32, cache)
+        new = f"new.{index}.{part}"
+        return graph.node("Concat", [past, new], f"layers.{index}.{part}s", axis=2)
+
+    def _mlp(self, x: str, index: int) -> str:
+        config, graph, at = self._config, self._graph, f"layers.{index}"
+        gate, up = self._project(x, index, "gate"), self._project(x, index, "up")
+        if config.activation == "silu":
+            opened = graph.node("Sigmoid", [gate], f"{at}.gate_opened")
+            active = graph.node("Mul", [gate, opened], f"{at}.active")
+        else:
+            active = graph.node("Gelu", [gate], f"{at}.active", approximate="tanh")
+        inner = graph.node("Mul", [active, up], f"{at}.inner")
+        projected = self._project(inner, index, "down")
+        if not config.has_sandwich_norms:
+            return projected
+        return self._norm(projected, f"{at}.post_mlp_norm")
+
+    def _head(self, hidden: str) -> None:
+        """Logits from the rows of the head as the checkpoint has them, for a tied one is shared."""
+        config, graph = self._config, self._graph
+        if config.has_tied_head:
+            weight = graph.view(
+                "lm_head.weight", "embed_tokens.weight", self._shapes["embed_tokens"]
+            )
+        else:
+            weight = graph.shared_tensor("lm_head.weight", lambda: self._tensors("lm_head"))
+        rows = self._reshape(hidden, [self._length, config.hidden_size], "head_rows")
+        product = graph.node("Gemm", [rows, weight], "lm_head", transB=1)
+        shape = [1, self._length, config.num_logits]
+        graph.output(self._reshape(product, list(shape), "logits"), np.float32, shape)
+        if self._has_hidden_states:
+            graph.output(hidden, np.float32, [1, self._length, config.hidden_size])
+
+    def _add_cache_outputs(self) -> None:
+        config = self._config
+        shape = [1, config.num_kv_heads, self._length, config.head_dim]
+        for i in range(config.num_layers):
+            for part in ("key", "value"):
+                self._graph.output(f"new.{i}.{part}", np.float32, shape)
+
+    def _project(self, x: str, index: int, part: str) -> str:
+        """``x @ weight + bias`` and the LoRA branch; the weight is stored ``[in, out]``."""
+        graph, module = self._graph, f"{part}_proj"
+        at = f"layers.{index}.{module}"
+        weight = graph.shared_tensor(f"{at}.weight", lambda: self._tensors(at).T)
+        bias = f"layers.{index}.{part}_bias"
+        if bias in self._shapes:
+            graph.shared_tensor(f"{at}.bias", lambda: self._tensors(bias))
+            product = graph.node("MatMul", [x, weight], f"{at}.product")
+            projected = graph.node("Add", [product, f"{at}.bias"], at)
+        else:
+            projected = graph.node("MatMul", [x, weight], at)
+        return self._lora.add(projected, x, index, module)
+
+    def _norm(self, x: str, name: str, output: str = "") -> str:
+        weight = self._graph.shared_tensor(f"{name}.weight", lambda: self._tensors(name))
+        return self._graph.node(
+            "RMSNormalization",
+            [x, weight],
+            output or name,
+            axis=-1,
+            epsilon=self._config.norm_eps,
+        )
+
+    def _heads(self, x: str, heads: int, output: str) -> str:
+        """``[1, S, heads * head_dim]`` as ``[1, heads, S, head_dim]``."""
+        apart = self._reshape(x, [1, self._length, heads, self._config.head_dim], f"{output}.heads")
+        return self._graph.node("Transpose", [apart], output, perm=[0, 2, 1, 3])
+
+    def _rotate(self, x: str, tables: str, output: str) -> str:
+        inputs = [x, f"{tables}.cos", f"{tables}.sin"]
+        return self._graph.node("RotaryEmbedding", inputs, output)
+
+    def _reshape(self, x: str, shape: Sequence[int], output: str) -> str:
+        name = "shape." + "x".join(map(str, shape))
+        if not self._graph.has(name):
+            self._graph.tensor(name, np.array(shape, np.int64))
+        return self._graph.node("Reshape", [x, name], output)
