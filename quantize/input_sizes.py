@@ -3,10 +3,11 @@
 Rounding a weight costs in proportion to the mean square of the input it multiplies. Some
 channels of a trained model are tens of times larger than the rest, whatever the text, so
 random tokens show them nearly as well as text does, and no text or tokenizer is needed.
-The run goes layer by layer, with the tensors the graph builder has in hand anyway.
+The run goes layer by layer, with the tensors the graph builder has in hand anyway. Given
+ids of text instead, it is also the way that calibrated rounding takes through a model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +16,27 @@ from .architecture import DecoderConfig, RopeConfig
 from .rotary import rotary_tables
 
 Floats = npt.NDArray[np.float32]
+Revise = Callable[[str, Floats, Mapping[str, Floats]], Mapping[str, Floats]]
+"""Told, before each product, its name, its ``[sequences, length, in]`` input and the layer's
+tensors; gives the tensors to go on with."""
 
 _SEQUENCES = 2
 _LENGTH = 256
 
 
 class RandomTokens:
-    """Hidden states of a few random sequences, on their way through a decoder."""
+    """Hidden states of a few sequences, random ones if none are given, through a decoder."""
 
-    def __init__(self, config: DecoderConfig, embedding: Floats) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embedding: Floats,
+        ids: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self._config = config
         length = min(_LENGTH, config.context_length)
-        self.ids = np.random.default_rng(0).integers(0, len(embedding), (_SEQUENCES, length))
+        random = np.random.default_rng(0)
+        self.ids = random.integers(0, len(embedding), (_SEQUENCES, length)) if ids is None else ids
         self._hidden = embedding[self.ids] * np.float32(config.embedding_scale)
         self._rotary: dict[RopeConfig, tuple[Floats, Floats]] = {}
 
@@ -40,25 +50,42 @@ class RandomTokens:
         Returns:
             ``[in]`` mean squares of the inputs of `qkv`, `o`, `gate_up` and `down`.
         """
+        sizes: dict[str, Floats] = {}
+
+        def measure(name: str, x: Floats, layer: Mapping[str, Floats]) -> Mapping[str, Floats]:
+            sizes[name] = _mean_square(x)
+            return layer
+
+        self.revise_layer(index, tensors, measure)
+        return sizes
+
+    def revise_layer(self, index: int, tensors: Mapping[str, Floats], revise: Revise) -> None:
+        """Go through one layer, whose tensors `revise` may replace as their inputs are known."""
         config = self._config
         x = self._norm(self._hidden, tensors["input_norm"])
+        tensors = revise("qkv", x, tensors)
         attended = self._attend(x, index, tensors)
+        tensors = revise("o", attended, tensors)
         update = _project(attended, tensors, "o")
         if config.has_sandwich_norms:
             update = self._norm(update, tensors["post_attention_norm"])
         self._hidden += update
         y = self._norm(self._hidden, tensors["mlp_norm"])
+        tensors = revise("gate_up", y, tensors)
         inner = self._activate(_project(y, tensors, "gate")) * _project(y, tensors, "up")
+        tensors = revise("down", inner, tensors)
         update = _project(inner, tensors, "down")
         if config.has_sandwich_norms:
             update = self._norm(update, tensors["post_mlp_norm"])
         self._hidden += update
-        inputs = {"qkv": x, "o": attended, "gate_up": y, "down": inner}
-        return {name: _mean_square(value) for name, value in inputs.items()}
 
     def head(self, final_norm: Floats) -> Floats:
         """``[hidden]`` mean squares of the head's input."""
-        return _mean_square(self._norm(self._hidden, final_norm))
+        return _mean_square(self.head_input(final_norm))
+
+    def head_input(self, final_norm: Floats) -> Floats:
+        """``[sequences, length, hidden]`` input of the head."""
+        return self._norm(self._hidden, final_norm)
 
     def _norm(self, x: Floats, weight: Floats) -> Floats:
         mean = np.square(x).mean(axis=-1, keepdims=True)

@@ -59,16 +59,20 @@ class TensorFile:
             self.path.unlink(missing_ok=True)
 
     def add(self, name: str, value: npt.NDArray[Any]) -> "onnx.TensorProto":
-        """A constant; a large one is on disk when this returns, and nowhere else."""
+        """A constant; a large one is on disk when this returns, and nowhere else.
+
+        4-bit integers are two to a byte there, the first one low.
+        """
         import onnx
         from onnx import helper, numpy_helper
 
+        data = _packed(value) if value.dtype.name == "int4" else value
         if value.nbytes < EXTERNAL_BYTES:
             return numpy_helper.from_array(np.ascontiguousarray(value), name)
         fields = {
             "location": self.path.name,
-            "offset": self._append(value),
-            "length": value.nbytes,
+            "offset": self._append(data),
+            "length": data.nbytes,
         }
         return onnx.TensorProto(
             name=name,
@@ -102,6 +106,13 @@ def unwritable(path: Path, error: OSError) -> ExportError:
     return ExportError(
         f"cannot write {path}: {reason}. Free some space or choose another folder with -o"
     )
+
+
+def _packed(levels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """4-bit integers two to a byte; an odd one out is paired with 0."""
+    flat = levels.reshape(-1).view(np.uint8) & 15
+    low, high = flat[0::2], np.append(flat[1::2], np.zeros(len(flat) % 2, np.uint8))
+    return low | high << 4
 
 
 def _entries(fields: Mapping[str, object]) -> "list[onnx.StringStringEntryProto]":

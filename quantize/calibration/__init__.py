@@ -1,0 +1,1 @@
+"""Calibration: text, activation ranges, quantised graphs, and what they lose."""

@@ -1,0 +1,187 @@
+"""A float graph with every value in integers, as `QuantizeLinear`/`DequantizeLinear` say it.
+
+A value keeps its name; what its operator gives is called `{name}.raw`, the integers
+`{name}.q`. The cache is integers on the outside too: its inputs and outputs keep their names,
+and the float values inside are called `{name}.float`.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..graph_writer import GraphWriter
+from ..scale_search import BLOCK, IntegerWeight
+from .encodings import Encoding, is_cache_input, is_cache_output, is_lora, raw
+from .weights import IntegerWeights
+
+if TYPE_CHECKING:
+    import onnx
+
+Constants = Callable[[str], Any]
+"""A constant of the float graph by name."""
+
+
+class QdqGraph:
+    """The quantised graph of one length; `build` adds it."""
+
+    def __init__(
+        self,
+        graph: GraphWriter,
+        source: "onnx.GraphProto",
+        encodings: Mapping[str, Encoding],
+        weights: IntegerWeights,
+        constants: Constants,
+    ) -> None:
+        self._graph = graph
+        self._source = source
+        self._encodings = encodings
+        self._weights = weights
+        self._constants = constants
+        self._tensors = {tensor.name: tensor for tensor in source.initializer}
+        self._floats: dict[str, str] = {}
+
+    def build(self) -> None:
+        """Add inputs, nodes, tensors and outputs."""
+        for value in self._source.input:
+            self._input(value)
+        for node in self._source.node:
+            self._node(node)
+        for value in self._source.output:
+            dtype, shape = _type_of(value)
+            if is_cache_output(value.name):
+                dtype = self._encodings[value.name].dtype
+            self._graph.output(value.name, dtype, shape)
+
+    def _input(self, value: "onnx.ValueInfoProto") -> None:
+        name = value.name
+        dtype, shape = _type_of(value)
+        encoding = self._encodings.get(name)
+        if encoding is None:
+            self._graph.input(name, dtype, shape)
+        elif is_cache_input(name):
+            self._graph.input(name, encoding.dtype, shape)
+            self._floats[name] = self._dequantize(name, encoding, f"{name}.float")
+        else:
+            self._graph.input(name, dtype, shape)
+            integers = self._quantize(name, encoding, f"{name}.q")
+            self._floats[name] = self._dequantize(integers, encoding, f"{name}.float")
+
+    def _node(self, node: "onnx.NodeProto") -> None:
+        from onnx import helper
+
+        (output,) = node.output
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        inputs = [self._operand(name, node, place) for place, name in enumerate(node.input)]
+        if is_lora(output):
+            self._graph.node(node.op_type, inputs, output, **attributes)
+            return
+        self._graph.node(node.op_type, inputs, raw(output), **attributes)
+        if is_cache_output(output):
+            self._cache_output(output)
+            return
+        integers = self._quantize(raw(output), self._encodings[output], f"{output}.q")
+        self._dequantize(integers, self._encodings[output], output)
+
+    def _cache_output(self, name: str) -> None:
+        made, kept = self._encodings[raw(name)], self._encodings[name]
+        value = raw(name)
+        if made != kept:
+            integers = self._quantize(value, made, f"{value}.q")
+            value = self._dequantize(integers, made, f"{value}.float")
+        self._quantize(value, kept, name)
+        self._floats[name] = self._dequantize(name, kept, f"{name}.float")
+
+    def _operand(self, name: str, node: "onnx.NodeProto", place: int) -> str:
+        """The value a node reads; a constant is added when first read."""
+        if name not in self._tensors:
+            return self._floats.get(name, name)
+        if not _is_float(self._tensors[name]):
+            if not self._graph.has(name):
+                self._graph.shared_tensor(name, lambda: self._constants(name))
+            return name
+        if f"{name}.float" not in self._floats:
+            weight = None
+            if place == 1 and node.op_type in ("MatMul", "Gemm"):
+                weight = self._weights.get(name.removesuffix(".weight"))
+            if weight is None:
+                self._constant(name)
+            else:
+                self._weight(name, weight, is_transposed=node.op_type == "MatMul")
+            self._floats[f"{name}.float"] = f"{name}.float"
+        return f"{name}.float"
+
+    def _constant(self, name: str) -> None:
+        """A float constant with 16 bits, in the encoding of what is looked up in it if any is."""
+        encoding = self._encodings.get(name)
+        if encoding is None:
+            values = self._constants(name)
+            encoding = Encoding.of_range(float(values.min()), float(values.max()), 16)
+        levels = self._graph.shared_tensor(
+            f"{name}.q", lambda: encoding.levels(self._constants(name))
+        )
+        self._dequantize(levels, encoding, f"{name}.float")
+
+    def _weight(self, name: str, weight: IntegerWeight, *, is_transposed: bool) -> None:
+        """``[in, out]`` for MatMul, ``[out, in]`` for Gemm, whose weight is never in blocks."""
+        graph, scales = self._graph, weight.scales
+        levels = graph.shared_tensor(f"{name}.q", lambda: _levels(weight, is_transposed))
+        channel = scales.channel if len(scales.channel) > 1 else scales.channel[0]
+        factor = graph.shared_tensor(f"{name}.scale", lambda: channel)
+        out_axis = 1 if is_transposed else 0
+        axis = {"axis": out_axis} if channel.ndim else {}
+        if scales.block is None:
+            graph.node("DequantizeLinear", [levels, factor], f"{name}.float", **axis)
+            return
+        block = scales.block if not is_transposed else scales.block.T
+        whole = graph.shared_tensor(f"{name}.blocks", lambda: np.ascontiguousarray(block))
+        steps = graph.node("DequantizeLinear", [whole, factor], f"{name}.steps", **axis)
+        graph.node(
+            "DequantizeLinear",
+            [levels, steps],
+            f"{name}.float",
+            axis=1 - out_axis,
+            block_size=BLOCK,
+        )
+
+    def _quantize(self, value: str, encoding: Encoding, output: str) -> str:
+        return self._graph.node("QuantizeLinear", [value, *self._scale(encoding)], output)
+
+    def _dequantize(self, integers: str, encoding: Encoding, output: str) -> str:
+        return self._graph.node("DequantizeLinear", [integers, *self._scale(encoding)], output)
+
+    def _scale(self, encoding: Encoding) -> tuple[str, str]:
+        scale, zero = f"scale.{encoding.scale!r}", f"zero.{encoding.bits}.{encoding.zero_point}"
+        if not self._graph.has(scale):
+            self._graph.tensor(scale, np.array(encoding.scale, np.float32))
+        if not self._graph.has(zero):
+            self._graph.tensor(zero, np.array(encoding.zero_point, encoding.dtype))
+        return scale, zero
+
+
+def _levels(weight: IntegerWeight, is_transposed: bool) -> Any:
+    import ml_dtypes
+
+    levels = np.ascontiguousarray(weight.levels.T) if is_transposed else weight.levels
+    return levels.astype(ml_dtypes.int4) if weight.bits == 4 else levels
+
+
+def _is_float(tensor: "onnx.TensorProto") -> bool:
+    return bool(tensor.data_type == 1)
+
+
+def _type_of(value: "onnx.ValueInfoProto") -> tuple[Any, list[int]]:
+    from onnx import helper
+
+    tensor = value.type.tensor_type
+    shape = [dim.dim_value for dim in tensor.shape.dim]
+    return helper.tensor_dtype_to_np_dtype(tensor.elem_type), shape
+
+
+def constants_of(source: "onnx.GraphProto", folder: Path) -> Constants:
+    """Reads the constants of a graph whose data file lies in `folder`, one at a time."""
+    from onnx import numpy_helper
+
+    tensors = {tensor.name: tensor for tensor in source.initializer}
+    return lambda name: numpy_helper.to_array(tensors[name], str(folder))

@@ -1,0 +1,62 @@
+"""The smallest and largest value of every activation of a float graph, over calibration text."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .static_graph import StaticGraph, open_beside
+
+Ranges = dict[str, tuple[float, float]]
+
+
+def collect_ranges(
+    path: Path,
+    windows: npt.NDArray[np.int64],
+    *,
+    sliding_window: int | None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Ranges:
+    """Run the graph in its deployed shape, its cache filling up as it will, and watch.
+
+    Args:
+        path: A float graph of the HTP contract.
+        windows: ``[n, length]``, the length a multiple of the graph's and within its context.
+        sliding_window: see `StaticGraph`.
+        tell: Told the windows done and their total.
+
+    Returns:
+        By value: the mask's and everything a node gives. The cache has the range of the rows
+        that go into it.
+    """
+    import onnx
+    import onnxruntime as ort
+
+    model = onnx.load(path, load_external_data=False)
+    names = [name for node in model.graph.node for name in node.output]
+    for name in names:
+        _watch(model.graph, name, "ReduceMin", "lowest")
+        _watch(model.graph, name, "ReduceMax", "highest")
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    graph = StaticGraph(open_beside(model, path, options), sliding_window=sliding_window)
+    low = dict.fromkeys(names, np.inf)
+    high = dict.fromkeys(names, -np.inf)
+    for i, window in enumerate(windows):
+        for outputs in graph.run(window):
+            for name in names:
+                low[name] = min(low[name], float(outputs[f"{name}.lowest"]))
+                high[name] = max(high[name], float(outputs[f"{name}.highest"]))
+        tell(i + 1, len(windows))
+    ranges = {name: (low[name], high[name]) for name in names}
+    masks = [value.name for value in model.graph.input if value.name.endswith("_mask")]
+    return ranges | dict.fromkeys(masks, (-100.0, 0.0))
+
+
+def _watch(graph: Any, name: str, op: str, what: str) -> None:
+    from onnx import TensorProto, helper
+
+    graph.node.append(helper.make_node(op, [name], [f"{name}.{what}"], keepdims=0))
+    graph.output.append(helper.make_tensor_value_info(f"{name}.{what}", TensorProto.FLOAT, []))

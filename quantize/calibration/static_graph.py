@@ -1,0 +1,109 @@
+"""Text through a static graph on the CPU provider: as much runtime as calibration needs."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+Array = npt.NDArray[Any]
+
+_HIDDEN = np.float32(-100.0)
+_DTYPES = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8, "tensor(uint16)": np.uint16}
+_PAST = "past_key_values."
+
+
+class StaticGraph:
+    """One graph of the HTP contract and the cache it fills; see `htp.decoder_graph`."""
+
+    def __init__(self, session: "ort.InferenceSession", *, sliding_window: int | None) -> None:
+        """Args: sliding_window is what a sliding layer sees, the current token included."""
+        self._session = session
+        inputs = {value.name: value for value in session.get_inputs()}
+        self.length: int = inputs["input_ids"].shape[1]
+        self.context_length: int = inputs["attention_mask"].shape[3] - self.length
+        self._window = sliding_window if "sliding_mask" in inputs else None
+        self._outputs = [value.name for value in session.get_outputs()]
+        self._constant = {
+            name: np.zeros(value.shape, np.float32)
+            for name, value in inputs.items()
+            if name.startswith("lora.")
+        }
+        self._cache = {
+            name: np.zeros(value.shape, _DTYPES[value.type])
+            for name, value in inputs.items()
+            if name.startswith(_PAST)
+        }
+
+    @classmethod
+    def open(
+        cls, path: Path, *, sliding_window: int | None, outputs: Sequence[str] = ()
+    ) -> "StaticGraph":
+        """The graph at `path`, giving the values named in `outputs` as well."""
+        import onnx
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        if not outputs:
+            session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            return cls(session, sliding_window=sliding_window)
+        model = onnx.load(path, load_external_data=False)
+        kind = onnx.TensorProto.FLOAT
+        model.graph.output.extend(
+            onnx.helper.make_tensor_value_info(name, kind, None) for name in outputs
+        )
+        return cls(open_beside(model, path, options), sliding_window=sliding_window)
+
+    def run(self, ids: npt.NDArray[np.int64]) -> Iterator[dict[str, Array]]:
+        """Outputs by name of one pass after another over a conversation ``[n * length]``."""
+        for past in self._cache.values():
+            middle = 0 if past.dtype == np.float32 else 1 << (past.itemsize * 8 - 1)
+            past.fill(middle)
+        for start in range(0, len(ids), self.length):
+            chunk = ids[start : start + self.length]
+            outputs = self._session.run(self._outputs, self._feeds(chunk, start))
+            named = dict(zip(self._outputs, outputs, strict=True))
+            for name, past in self._cache.items():
+                new = named[name.replace(_PAST, "new.")]
+                past[:, :, start : start + self.length] = new
+            yield named
+
+    def _feeds(self, chunk: npt.NDArray[np.int64], start: int) -> dict[str, Array]:
+        positions = np.arange(start, start + self.length)
+        feeds: dict[str, Array] = {
+            "input_ids": chunk[None].astype(np.int32),
+            "position_ids": positions[None].astype(np.int32),
+            "attention_mask": self._mask(positions, None),
+            **self._cache,
+            **self._constant,
+        }
+        if self._window is not None:
+            feeds["sliding_mask"] = self._mask(positions, self._window)
+        return feeds
+
+    def _mask(self, positions: npt.NDArray[np.int64], window: int | None) -> Array:
+        """Slot i of the cache holds position i; slots from the chunk's start on are empty."""
+        slots = np.arange(self.context_length)
+        at = np.concatenate(
+            [np.where(slots < positions[0], slots, np.iinfo(np.int64).max), positions]
+        )
+        distance = positions[:, None] - at[None, :]
+        is_seen = (distance >= 0) & (distance < (window or np.iinfo(np.int64).max))
+        return np.where(is_seen, np.float32(0), _HIDDEN)[None, None]
+
+
+def open_beside(model: Any, path: Path, options: Any) -> "ort.InferenceSession":
+    """A session of a changed copy of the graph at `path`, with its data file."""
+    import onnxruntime as ort
+
+    copy = path.with_name(f"{path.stem}.changed.onnx")
+    try:
+        copy.write_bytes(model.SerializeToString())
+        return ort.InferenceSession(copy, options, providers=["CPUExecutionProvider"])
+    finally:
+        copy.unlink(missing_ok=True)
