@@ -140,6 +140,11 @@ class DecodeStats:
         return tuple(accepted / tested for accepted, tested in pairs)
 
     @property
+    def tested_by_position(self) -> tuple[int, ...]:
+        """How often a first, second, ... draft token of a round was tested."""
+        return tuple(self._tested_at)
+
+    @property
     def by_proposer(self) -> dict[str, dict[str, int]]:
         """Rounds with a proposal, proposed and accepted tokens of each proposer, by its name."""
         sources = sorted({source for source, _ in self._by_proposer})

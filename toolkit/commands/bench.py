@@ -10,6 +10,7 @@ from ..errors import ConfigError, StoreError
 from .decoding_options import bundle_options, drafting_options, prompt_options, sampling_options
 from .measuring import draft_lengths, encode_prompts, load_prompts
 from .progress import stage_progress
+from .projecting import print_projection, project_bench, projection_chip, projection_options
 
 if TYPE_CHECKING:
     from omnidraft_npu.manifest import ModelEntry
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
 @click.option("--raw", is_flag=True, help="Give the model bare prompts, without a chat template.")
+@projection_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--plot",
@@ -63,6 +65,9 @@ def command(
     repeats: int,
     threads: int | None,
     raw: bool,
+    project_chip: str | None,
+    project_target_size: float | None,
+    project_drafter_size: float | None,
     as_json: bool,
     plot: Path | None,
     **sampling: Any,
@@ -79,6 +84,7 @@ def command(
       omnidraft-npu bench -b bundle
       omnidraft-npu bench -b bundle --prompts mine.jsonl --draft-tokens 4 --json
       omnidraft-npu bench -b bundle --per-task 8 --plot bench.png
+      omnidraft-npu bench -b bundle --project-chip x-elite --project-target-size 8
     """
     from ..config import DecodeConfig, SamplingConfig
 
@@ -93,6 +99,7 @@ def command(
         sampling=SamplingConfig(temperature=temperature, **sampling),
     )
     prompts = load_prompts(prompts_file, per_task)
+    chip = projection_chip(project_chip, project_target_size, project_drafter_size)
 
     from omnidraft_npu.runtime.bench import measure
 
@@ -123,10 +130,16 @@ def command(
         **sampling,
     }
     document = _document(result, prompts, settings)
+    projection = None
+    if chip is not None:
+        projection = project_bench(result, bundle, chip, project_target_size, project_drafter_size)
+        document["projection"] = projection.to_json()
     if as_json:
         click.echo(json.dumps(document, ensure_ascii=False, indent=2))
     else:
         _print_table(document)
+        if projection is not None:
+            print_projection(projection)
     _tell_differences(document)
     if plot is not None:
         _write_plot(document, plot)
