@@ -88,6 +88,10 @@ class OnnxModel:
         """The execution provider that runs the graph."""
         return provider_of(self.session)
 
+    def begin(self, *, is_exact: bool = True) -> "OnnxCausalLM":
+        """A new conversation; see `OnnxCausalLM`."""
+        return OnnxCausalLM(self, is_exact=is_exact)
+
 
 class OnnxCausalLM:
     """One conversation with a model: its cache, its buffers, its adapter.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
 from omnidraft_npu.bridge.ngram_cache import NgramCache
@@ -15,8 +15,8 @@ from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
 from omnidraft_npu.bundle import Bundle, open_bundle
 from omnidraft_npu.cached_drafting import CachedDrafter
 from omnidraft_npu.cascade import Cascade
+from omnidraft_npu.config import Device, DeviceConfig
 from omnidraft_npu.drafting import ModelDrafter
-from omnidraft_npu.errors import BundleError
 from omnidraft_npu.lookup import PromptLookup
 from omnidraft_npu.manifest import ModelEntry
 from omnidraft_npu.manifest_checks import spelling_path
@@ -24,7 +24,10 @@ from omnidraft_npu.proposal import Rule
 from omnidraft_npu.speculative import Proposer
 from omnidraft_npu.text.tokenizer import Tokenizer
 
-from .causal_lm import OnnxCausalLM, OnnxModel
+from .devices import open_model_graphs
+from .model import Model
+
+DEFAULT_DEVICES = DeviceConfig()
 
 ProposerName = Literal["cascade", "model", "lookup"]
 DraftMode = Literal["full", "cache", "direct", "paper"]
@@ -35,9 +38,13 @@ class OpenedModel:
     """A model of a bundle with its tokenizer; immutable, shared by every conversation."""
 
     entry: ModelEntry
-    graph: OnnxModel
+    graph: Model
+    precision: str
+    """Of the graphs that were opened."""
     tokenizer: Tokenizer
     vocabulary: Vocabulary
+    why_cpu: str | None = None
+    """Why it runs on the CPU where `auto` looked for an NPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +72,18 @@ class OpenedPair:
     rule: Rule = "lossless"
     """How what the drafter proposes is verified."""
 
+    @property
+    def notice(self) -> str | None:
+        """One line on the models for which the CPU had to do, and why; None for none."""
+        by_reason: dict[str, list[str]] = {}
+        for role, model in (("target", self.target), ("drafter", self.drafter)):
+            if model is not None and model.why_cpu is not None:
+                by_reason.setdefault(model.why_cpu, []).append(role)
+        lines = (
+            f"{' and '.join(roles)} on the CPU: {reason}" for reason, roles in by_reason.items()
+        )
+        return "; ".join(lines) or None
+
     def new_ngrams(self) -> NgramCache | None:
         """The learned spellings as they are saved now; None where none are learned."""
         if self.drafter is None or self.encoder is None or self.learned is None:
@@ -88,7 +107,7 @@ class OpenedPair:
 
     def _new_drafter(self, opened: OpenedModel, ngrams: NgramCache | None) -> ModelDrafter:
         num_pieces = opened.graph.vocab_size
-        lm = OnnxCausalLM(opened.graph, is_exact=False)
+        lm = opened.graph.begin(is_exact=False)
         ends = frozenset(self.target.entry.eos_token_ids)
         if self.encoder is None:
             plain = PlainWalk(min(num_pieces, self.target.graph.vocab_size))
@@ -109,16 +128,18 @@ def open_pair(
     use_drafter: bool = True,
     proposer: ProposerName = "cascade",
     draft_mode: DraftMode = "full",
+    devices: DeviceConfig = DEFAULT_DEVICES,
 ) -> OpenedPair:
     """The models of a bundle that a conversation needs; see `open_session`."""
     bundle = open_bundle(bundle_path)
     has_drafter = use_drafter and proposer != "lookup"
-    opened = _open_model(bundle, bundle.target(target), threads, takes_turns=has_drafter)
+    settings = {"devices": devices, "threads": threads, "takes_turns": has_drafter}
+    opened = _open_model(bundle, bundle.target(target), devices.target_device, **settings)
     if not use_drafter:
         return OpenedPair(target=opened, drafter=None, proposer=None)
     if not has_drafter:
         return OpenedPair(target=opened, drafter=None, proposer=proposer)
-    drafter = _open_model(bundle, bundle.manifest.drafter, threads, takes_turns=True)
+    drafter = _open_model(bundle, bundle.manifest.drafter, devices.draft_device, **settings)
     hashes = {
         "drafter_sha256": drafter.entry.tokenizer_sha256,
         "target_sha256": opened.entry.tokenizer_sha256,
@@ -150,27 +171,15 @@ def open_pair(
     )
 
 
-def _open_model(
-    bundle: Bundle, entry: ModelEntry, threads: int | None, *, takes_turns: bool
-) -> OpenedModel:
-    graph = entry.graphs.get("cpu")
-    if graph is None:
-        raise BundleError(
-            f"{bundle.root}: {entry.name} has no CPU graph, it has {', '.join(entry.graphs)}: "
-            "export it again"
-        )
+def _open_model(bundle: Bundle, entry: ModelEntry, device: Device, **settings: Any) -> OpenedModel:
+    """A model with the tokenizer in its folder; `settings` are those of `open_model_graphs`."""
+    opened = open_model_graphs(bundle, entry, device, **settings)
     tokenizer = Tokenizer.from_folder(bundle.path(entry.folder))
     return OpenedModel(
         entry=entry,
-        graph=OnnxModel.open(
-            bundle.path(graph.path),
-            context_length=entry.context_length,
-            vocab_size=entry.vocab_size,
-            num_logits=entry.num_logits,
-            cache=graph.cache,
-            threads=threads,
-            takes_turns=takes_turns,
-        ),
+        graph=opened.graph,
+        precision=opened.precision,
+        why_cpu=opened.why_cpu,
         tokenizer=tokenizer,
         vocabulary=Vocabulary.from_tokenizer_json(
             tokenizer.json,

@@ -8,14 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from omnidraft_npu.config import DecodeConfig
+from omnidraft_npu.config import DecodeConfig, DeviceConfig
 from omnidraft_npu.errors import PromptError
 from omnidraft_npu.speculative import Proposer, generate
 from omnidraft_npu.statistics import DecodeStats
 from omnidraft_npu.text.detokenizer import StreamDecoder
 
-from .causal_lm import OnnxCausalLM
-from .opened_pair import DraftMode, OpenedPair, ProposerName, open_pair
+from .model import ConversationLM
+from .opened_pair import DEFAULT_DEVICES, DraftMode, OpenedPair, ProposerName, open_pair
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -37,7 +37,7 @@ class Delta:
 class Session:
     """One conversation: what the target and the drafter have cached of it stays between turns."""
 
-    def __init__(self, pair: OpenedPair, *, target: OnnxCausalLM | None = None) -> None:
+    def __init__(self, pair: OpenedPair, *, target: ConversationLM | None = None) -> None:
         """Begin a conversation with models that others may use at the same time.
 
         Args:
@@ -45,7 +45,7 @@ class Session:
             target: Runs the target in place of one made here; an observed one, for example.
         """
         self.pair = pair
-        self._target = target or OnnxCausalLM(pair.target.graph)
+        self._target = target or pair.target.graph.begin()
         self._ngrams = pair.new_ngrams()
         self._proposer: Proposer | None = pair.new_proposer(self._ngrams)
 
@@ -152,6 +152,7 @@ def open_session(
     use_drafter: bool = True,
     proposer: ProposerName = "cascade",
     draft_mode: DraftMode = "full",
+    devices: DeviceConfig = DEFAULT_DEVICES,
 ) -> Session:
     """A conversation with a target of a bundle, and the bundle's drafter at its side.
 
@@ -166,8 +167,10 @@ def open_session(
             `cache`, also those runs that the target was seen to need; `full`, all runs;
             `paper`, all runs, verified by the paper's rule, which only greedy decoding
             makes exact.
+        devices: Where they run.
 
     Raises:
+        DeviceError: the NPU was insisted on and cannot be had.
         BundleError: the bundle is damaged, or a part of it does not match.
         ConfigError: there is no such target, or `threads` is below 1.
         TokenizerError: a tokenizer of a kind whose bytes are not known.
@@ -179,6 +182,7 @@ def open_session(
         use_drafter=use_drafter,
         proposer=proposer,
         draft_mode=draft_mode,
+        devices=devices,
     )
     return Session(pair)
 

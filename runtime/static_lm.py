@@ -76,6 +76,10 @@ class StaticModel:
         """Most tokens a conversation may hold."""
         return self.signature.context_length
 
+    def begin(self, *, is_exact: bool = True) -> "StaticCausalLM":
+        """A new conversation; see `StaticCausalLM`."""
+        return StaticCausalLM(self, is_exact=is_exact)
+
 
 class StaticCausalLM:
     """One conversation with a model of static graphs; not for two threads at once."""

@@ -84,7 +84,7 @@ def check_greedy(
     Yields:
         One check a prompt, in order.
     """
-    target = ObservedLM(pair.target.graph)
+    target = ObservedLM(pair.target.graph.begin())
     session = Session(pair, target=target)
     for index, prompt in enumerate(prompts):
         target.num_broken = 0
@@ -107,7 +107,7 @@ def _compare(
     tie_tolerance: float,
 ) -> PromptCheck:
     """Decode plainly and look at the logits where a drafted response has another token."""
-    target = ObservedLM(pair.target.graph)
+    target = ObservedLM(pair.target.graph.begin())
     alone = dataclasses.replace(pair, drafter=None, proposer=None)
     plain = Session(alone, target=target)
     open_runs = dict(drafted)
@@ -167,7 +167,7 @@ def find_blindness(pair: OpenedPair, prompts: Sequence[Sequence[int]]) -> str | 
     last = first[-1]
     others = [token for prompt in prompts for token in prompt if token != last]
     other = others[-1] if others else (last + 1) % pair.target.graph.vocab_size
-    target = ObservedLM(pair.target.graph)
+    target = ObservedLM(pair.target.graph.begin())
     contexts = (first, [*first, other], [*first, other, last])
     rows = [_row_after(target, ids) for ids in contexts]
     if _is_same(rows[0], rows[1]) and _is_same(rows[0], rows[2]):

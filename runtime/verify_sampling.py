@@ -63,7 +63,7 @@ def check_laws(
         One check a prompt, in order.
     """
     session = Session(pair)
-    target = ObservedLM(pair.target.graph)
+    target = ObservedLM(pair.target.graph.begin())
     config = dataclasses.replace(config, max_new_tokens=config.max_draft_tokens + 1)
     for index, prompt in enumerate(prompts):
         rounds = []

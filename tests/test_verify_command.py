@@ -57,7 +57,7 @@ def test_the_report_for_people_ends_with_counts(bundle, prompts):
 
 
 def test_a_rewind_off_by_one_is_a_bug(bundle, prompts, monkeypatch):
-    rewind = OnnxCausalLM.rewind
+    rewind = ObservedLM.rewind
     monkeypatch.setattr(
         ObservedLM,
         "rewind",
@@ -101,19 +101,18 @@ def test_a_wrongly_accepted_draft_is_named(bundle, prompts, monkeypatch):
 
 def test_a_near_tie_is_reported_and_fails_only_if_strict(bundle, prompts, monkeypatch):
     """Rows scored with others see their two highest logits swapped where they nearly tie."""
-    score = OnnxCausalLM.score
+    score = ObservedLM.score
 
     def rounded(self, token_ids):
         rows = score(self, token_ids)
-        if isinstance(self, ObservedLM):
-            order = np.argsort(rows, axis=-1)
-            for row, (second, first) in zip(rows, order[:, -2:], strict=True):
-                row[second] = row[first] - 1e-4
-                if len(token_ids) > 1:
-                    row[second] += 2e-4
+        order = np.argsort(rows, axis=-1)
+        for row, (second, first) in zip(rows, order[:, -2:], strict=True):
+            row[second] = row[first] - 1e-4
+            if len(token_ids) > 1:
+                row[second] += 2e-4
         return rows
 
-    monkeypatch.setattr(OnnxCausalLM, "score", rounded)
+    monkeypatch.setattr(ObservedLM, "score", rounded)
     result = verify(bundle, prompts, "--json")
     assert result.exit_code == 0, result.output
     found = document(result)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from .errors import ConfigError
 
@@ -84,3 +85,19 @@ class DecodeConfig:
                 f"draft_tokens is {self.max_draft_tokens}, must be at least 1: "
                 "use --draft-tokens 1 or more, or --no-draft to decode with the target alone"
             )
+
+
+Device = Literal["auto", "npu", "cpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Where the models run."""
+
+    draft_device: Device = "auto"
+    """`auto` takes the NPU where there is one and says why where not; `npu` insists."""
+    target_device: Device = "auto"
+    simulate: bool = False
+    """Whether the slow simulator on x86_64 counts as an NPU."""
+    soc: str | None = None
+    """Name of the chip; None for the one that is found, or that the bundle was made for."""

@@ -53,6 +53,8 @@ class HtpEntry:
     """Rank of the LoRA inputs; 0 for graphs without them."""
     has_hidden_states: bool = False
     """Whether the graphs also give `hidden_states`."""
+    sliding_window: int | None = None
+    """Tokens that a sliding layer sees, itself included, for the mask that the host fills."""
     compiled: dict[str, dict[str, str]] = field(default_factory=dict)
     """Graphs that hold a context binary, by key of the chip and by length."""
     qnn_version: str = ""

@@ -22,10 +22,10 @@ class Installation:
         """All that this process itself loads."""
         return self.provider, self.htp
 
-    @property
-    def can_simulate(self) -> bool:
-        """Whether the backend here is the simulator, as it is on x86_64."""
-        return process_machine() == "x86_64"
+
+def is_simulator_host() -> bool:
+    """Whether QNN's HTP library for this process is the simulator, as it is on x86_64."""
+    return process_machine() == "x86_64"
 
 
 def find_installation() -> Installation:

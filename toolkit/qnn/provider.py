@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import BundleError, DeviceError
-from .installation import Installation, find_installation
+from .installation import Installation, find_installation, is_simulator_host
 from .options import check_options
 from .stdout import stdout_fd_to_stderr
 
@@ -50,6 +50,11 @@ def find_htp(*, simulate: bool) -> HtpDevice:
     Raises:
         DeviceError: neither is there; says why and what to do.
     """
+    if is_simulator_host() and not simulate:
+        raise DeviceError(
+            "there is no NPU for an x86_64 process: on a Snapdragon use a Python for ARM64, "
+            "elsewhere --simulate, which is slow"
+        )
     installation = find_installation()
     devices = _register(installation)
     import onnxruntime as ort
@@ -57,14 +62,10 @@ def find_htp(*, simulate: bool) -> HtpDevice:
     npus = tuple(d for d in devices if d.device.type == ort.OrtHardwareDeviceType.NPU)
     if npus:
         return HtpDevice(kind="npu", library=installation.htp, ep_devices=npus)
-    if not installation.can_simulate:
+    if not is_simulator_host():
         raise DeviceError(
             "QNN finds no NPU here: install Qualcomm's NPU driver, or use the CPU; "
             "`omnidraft-npu doctor` says more"
-        )
-    if not simulate:
-        raise DeviceError(
-            "this machine has no NPU: use the CPU, or --simulate for the slow simulator of one"
         )
     return HtpDevice(kind="simulator", library=installation.htp, ep_devices=devices)
 

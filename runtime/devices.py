@@ -1,0 +1,135 @@
+"""Which graphs of a model are opened, and on what: the NPU, a simulator of one, or the CPU."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnidraft_npu.bundle import Bundle
+from omnidraft_npu.chips.table import Chip, find_chip
+from omnidraft_npu.config import Device, DeviceConfig
+from omnidraft_npu.errors import BundleError, ConfigError, DeviceError
+from omnidraft_npu.manifest import HtpEntry, ModelEntry
+from omnidraft_npu.qnn.provider import HtpDevice, find_htp, open_qnn_session
+
+from .causal_lm import OnnxModel
+from .model import Model
+from .static_lm import StaticModel
+
+_SIMULATED_CHIP = "x-elite"
+"""What the simulator takes where neither the user nor the bundle names a chip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedGraphs:
+    """A model's graphs on a device."""
+
+    graph: Model
+    precision: str
+    why_cpu: str | None = None
+    """Why they are those of the CPU where `auto` had to choose them."""
+
+
+def open_model_graphs(
+    bundle: Bundle,
+    entry: ModelEntry,
+    device: Device,
+    *,
+    devices: DeviceConfig,
+    threads: int | None = None,
+    takes_turns: bool = True,
+) -> OpenedGraphs:
+    """Open a model on a device.
+
+    Args:
+        bundle: The bundle.
+        entry: The model in it.
+        device: Where it shall run; `auto` falls back to the CPU.
+        devices: Says whether a simulator counts, and which chip.
+        threads: Threads of one operator on the CPU.
+        takes_turns: See `open_cpu_session`.
+
+    Raises:
+        DeviceError: `npu` was asked for and cannot be had.
+        BundleError: the bundle has no graphs for the device, or not for this chip or QNN.
+    """
+    why = None
+    if device != "cpu":
+        try:
+            return _open_on_htp(bundle, entry, devices)
+        except (DeviceError, BundleError) as error:
+            if device == "npu":
+                raise
+            why = str(error)
+    graph = entry.graphs.get("cpu")
+    if graph is None:
+        raise BundleError(
+            f"{bundle.root}: {entry.name} has no CPU graph"
+            f"{f', and {why}' if why else ''}: export it again"
+        )
+    opened = OnnxModel.open(
+        bundle.path(graph.path),
+        context_length=entry.context_length,
+        vocab_size=entry.vocab_size,
+        num_logits=entry.num_logits,
+        cache=graph.cache,
+        threads=threads,
+        takes_turns=takes_turns,
+    )
+    return OpenedGraphs(graph=opened, precision=graph.precision, why_cpu=why)
+
+
+def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> OpenedGraphs:
+    device = find_htp(simulate=config.simulate)
+    htp = entry.htp
+    if htp is None:
+        raise BundleError(
+            f"the bundle has no graphs of {entry.name} for the NPU: export it again with --soc"
+        )
+    chip = _choose_chip(htp, device, config.soc)
+    if device.kind == "simulator" and chip.simulated is None:
+        raise DeviceError(
+            f"the simulator does not know {chip.name}: choose another chip with --soc"
+        )
+    compiled = {int(n): bundle.path(path) for n, path in htp.compiled.get(chip.key, {}).items()}
+    _check_binaries(compiled, chip)
+    paths = {int(n): bundle.path(path) for n, path in htp.graphs.items()} | compiled
+    model = StaticModel.open(
+        paths,
+        lambda path: open_qnn_session(path, soc_model=chip.soc_model, simulate=config.simulate),
+        provider=device.describe(chip.soc_model),
+        vocab_size=entry.vocab_size,
+        sliding_window=htp.sliding_window,
+    )
+    if model.context_length != htp.context_length:
+        raise BundleError(
+            f"{bundle.root}: the graphs of {entry.name} hold {model.context_length} tokens, the "
+            f"manifest says {htp.context_length}: export the bundle again"
+        )
+    return OpenedGraphs(graph=model, precision=htp.precision)
+
+
+def _choose_chip(htp: HtpEntry, device: HtpDevice, name: str | None) -> Chip:
+    """The chip that was named, else this machine's, else the only one of the bundle."""
+    if name is not None:
+        return find_chip(name)
+    if device.kind == "npu":
+        from omnidraft_npu.qnn.this_chip import find_this_chip
+
+        if (this := find_this_chip()) is not None:
+            return this
+    if len(htp.compiled) == 1:
+        return find_chip(next(iter(htp.compiled)))
+    if device.kind == "simulator":
+        return find_chip(_SIMULATED_CHIP)
+    raise ConfigError(
+        "this machine does not say which chip it has: name it with --soc; the bundle is made for "
+        f"{', '.join(htp.compiled) or 'no chip in particular'}"
+    )
+
+
+def _check_binaries(compiled: Mapping[int, Path], chip: Chip) -> None:
+    from omnidraft_npu.qnn.binary import check_context_binary, installed_sdk, read_context_binary
+
+    sdk = installed_sdk()
+    for path in compiled.values():
+        check_context_binary(read_context_binary(path), chip, sdk)
