@@ -4,9 +4,9 @@ For S tokens and a cache of C slots, all of batch 1:
 
 ===============================  ==========================  ================================
 `input_ids`                      int32 ``[1, S]``            tokens to append
-`position_ids`                   int32 ``[1, S]``            under C + the longest S
+`position_ids`                   int32 ``[1, S]``            under C; padding: C + longest S
 `attention_mask`                 ``[1, 1, S, C + S]``        added to scores: 0 seen, -100 not
-`sliding_mask`                   ``[1, 1, S, C + S]``        where the model has sliding layers
+`sliding_mask`                   ``[1, 1, S, C + S]``        where layers have a window under C
 `past_key_values.{i}.key|value`  ``[1, kv_heads, C, dim]``   the cache, kept by the host
 `lora.layers.{i}.{module}.A|B`   ``[in, rank]``, ``[rank, out]``  where a rank is declared
 `logits`                         ``[1, S, num_logits]``

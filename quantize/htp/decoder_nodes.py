@@ -12,14 +12,17 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ..architecture import DecoderConfig, LayerType
+from ..architecture import DecoderConfig
 from ..graph_writer import GraphWriter
 from ..lora_branch import LoraBranches
 from ..rotary import rotary_tables
 
 Floats = npt.NDArray[np.float32]
 
-_MASKS: dict[LayerType, str] = {"full": "attention_mask", "sliding": "sliding_mask"}
+_SANDWICH_SCALE = 2.0**-8
+"""Of the residual stream between sandwich norms, which Gemma 3 lets grow beyond what 16 bits
+hold (104,000 in the 270M model). Every update of it comes out of a norm, and every use goes
+into one, so the scale cancels; a power of two is exact."""
 
 
 class HtpDecoderNodes:
@@ -42,6 +45,7 @@ class HtpDecoderNodes:
         self._shapes = config.tensor_shapes()
         self._tensors = tensors
         self._graph = graph
+        self._residual_scale = _SANDWICH_SCALE if config.has_sandwich_norms else 1.0
         self._length = length
         self._context_length = context_length
         self._num_positions = num_positions
@@ -55,16 +59,17 @@ class HtpDecoderNodes:
         self._add_rotations()
         for i in range(self._config.num_layers):
             at = f"layers.{i}"
-            update = self._attention(self._norm(residual, f"{at}.input_norm"), i)
+            update = self._attention(self._residual_norm(residual, f"{at}.input_norm"), i)
             residual = self._graph.node("Add", [residual, update], f"{at}.attention_residual")
-            update = self._mlp(self._norm(residual, f"{at}.mlp_norm"), i)
+            update = self._mlp(self._residual_norm(residual, f"{at}.mlp_norm"), i)
             residual = self._graph.node("Add", [residual, update], f"{at}.residual")
-        self._head(self._norm(residual, "final_norm", "hidden_states"))
+        self._head(self._residual_norm(residual, "final_norm", "hidden_states"))
         self._add_cache_outputs()
 
     def _embed(self) -> str:
         graph, scale = self._graph, self._config.embedding_scale
         ids = graph.input("input_ids", np.int32, [1, self._length])
+        scale *= self._residual_scale
         table = graph.shared_tensor("embed_tokens.weight", lambda: self._tensors("embed_tokens"))
         if scale == 1.0:
             return graph.node("Gather", [table, ids], "embed_tokens")
@@ -74,9 +79,16 @@ class HtpDecoderNodes:
 
     def _add_masks(self) -> None:
         shape = [1, 1, self._length, self._context_length + self._length]
-        for layer_type, name in _MASKS.items():
-            if layer_type in self._config.layer_types:
-                self._graph.input(name, np.float32, shape)
+        masks = {"attention_mask", *(self._mask(i) for i in range(self._config.num_layers))}
+        for name in sorted(masks):
+            self._graph.input(name, np.float32, shape)
+
+    def _mask(self, index: int) -> str:
+        """The mask of a layer; a window that spans the whole context hides nothing."""
+        window = self._config.sliding_window
+        is_sliding = self._config.layer_types[index] == "sliding"
+        has_window = is_sliding and window is not None and window < self._context_length
+        return "sliding_mask" if has_window else "attention_mask"
 
     def _add_rotations(self) -> None:
         """Cosines and sines of the new positions; the query's carry the scale of the scores."""
@@ -107,14 +119,15 @@ class HtpDecoderNodes:
         query = self._heads(self._project(x, index, "q"), config.num_heads, f"{at}.query")
         key = self._heads(self._project(x, index, "k"), config.num_kv_heads, f"{at}.key")
         if config.has_qk_norm:
-            query, key = self._norm(query, f"{at}.q_norm"), self._norm(key, f"{at}.k_norm")
+            query = self._norm(query, f"{at}.q_norm", f"{at}.q_norm")
+            key = self._norm(key, f"{at}.k_norm", f"{at}.k_norm")
         query = self._rotate(query, f"{rope}.query", f"{at}.query_rotated")
         self._rotate(key, f"{rope}.key", f"new.{index}.key")
         self._heads(self._project(x, index, "v"), config.num_kv_heads, f"new.{index}.value")
         projected = self._project(self._attend(query, index), index, "o")
         if not config.has_sandwich_norms:
             return projected
-        return self._norm(projected, f"{at}.post_attention_norm")
+        return self._update_norm(projected, f"{at}.post_attention_norm")
 
     def _attend(self, query: str, index: int) -> str:
         """Softmax attention over the cache and the new rows, ``[1, S, heads * head_dim]``.
@@ -130,8 +143,7 @@ class HtpDecoderNodes:
         turned = graph.node("Transpose", [keys], f"{at}.keys_turned", perm=[0, 1, 3, 2])
         scores = graph.node("MatMul", [grouped, turned], f"{at}.scores_grouped")
         scores = self._reshape(scores, [1, heads, self._length, total], f"{at}.scores")
-        mask = _MASKS[config.layer_types[index]]
-        masked = graph.node("Add", [scores, mask], f"{at}.masked")
+        masked = graph.node("Add", [scores, self._mask(index)], f"{at}.masked")
         weights = graph.node("Softmax", [masked], f"{at}.weights", axis=-1)
         weights = self._reshape(weights, [1, kv_heads, rows, total], f"{at}.weights_grouped")
         attended = graph.node("MatMul", [weights, values], f"{at}.attended_grouped")
@@ -158,7 +170,7 @@ class HtpDecoderNodes:
         projected = self._project(inner, index, "down")
         if not config.has_sandwich_norms:
             return projected
-        return self._norm(projected, f"{at}.post_mlp_norm")
+        return self._update_norm(projected, f"{at}.post_mlp_norm")
 
     def _head(self, hidden: str) -> None:
         """Logits from the rows of the head as the checkpoint has them, for a tied one is shared."""
@@ -197,15 +209,28 @@ class HtpDecoderNodes:
             projected = graph.node("MatMul", [x, weight], at)
         return self._lora.add(projected, x, index, module)
 
-    def _norm(self, x: str, name: str, output: str = "") -> str:
-        weight = self._graph.shared_tensor(f"{name}.weight", lambda: self._tensors(name))
-        return self._graph.node(
-            "RMSNormalization",
-            [x, weight],
-            output or name,
-            axis=-1,
-            epsilon=self._config.norm_eps,
+    def _residual_norm(self, residual: str, name: str, output: str = "") -> str:
+        """Norm of the residual stream as if it were not scaled."""
+        return self._norm(residual, name, output or name, epsilon_scale=self._residual_scale**2)
+
+    def _update_norm(self, x: str, name: str) -> str:
+        """Norm of an update of the residual stream, which takes on its scale."""
+        return self._norm(x, name, name, weight_scale=self._residual_scale)
+
+    def _norm(
+        self,
+        x: str,
+        name: str,
+        output: str,
+        *,
+        weight_scale: float = 1.0,
+        epsilon_scale: float = 1.0,
+    ) -> str:
+        weight = self._graph.shared_tensor(
+            f"{name}.weight", lambda: self._tensors(name) * np.float32(weight_scale)
         )
+        epsilon = self._config.norm_eps * epsilon_scale
+        return self._graph.node("RMSNormalization", [x, weight], output, axis=-1, epsilon=epsilon)
 
     def _heads(self, x: str, heads: int, output: str) -> str:
         """``[1, S, heads * head_dim]`` as ``[1, heads, S, head_dim]``."""
