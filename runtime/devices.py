@@ -9,6 +9,7 @@ from omnidraft_npu.chips.table import Chip, find_chip
 from omnidraft_npu.config import Device, DeviceConfig
 from omnidraft_npu.errors import BundleError, ConfigError, DeviceError
 from omnidraft_npu.manifest import HtpEntry, ModelEntry
+from omnidraft_npu.qnn.binary import check_context_binary, installed_qnn_version
 from omnidraft_npu.qnn.provider import HtpDevice, find_htp, open_qnn_session
 
 from .causal_lm import OnnxModel
@@ -128,8 +129,6 @@ def _choose_chip(htp: HtpEntry, device: HtpDevice, name: str | None) -> Chip:
 
 
 def _check_binaries(compiled: Mapping[int, Path], chip: Chip) -> None:
-    from omnidraft_npu.qnn.binary import check_context_binary, installed_sdk, read_context_binary
-
-    sdk = installed_sdk()
+    version = installed_qnn_version()
     for path in compiled.values():
-        check_context_binary(read_context_binary(path), chip, sdk)
+        check_context_binary(path, chip, qnn_version=version)
