@@ -41,6 +41,7 @@ class QdqGraph:
         self._constants = constants
         self._tensors = {tensor.name: tensor for tensor in source.initializer}
         self._floats: dict[str, str] = {}
+        """Values whose name is that of their integers, and what the floats are called."""
 
     def build(self) -> None:
         """Add inputs, nodes, tensors and outputs."""
@@ -73,16 +74,21 @@ class QdqGraph:
 
         (output,) = node.output
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        inputs = [self._operand(name, node, place) for place, name in enumerate(node.input)]
+        weight = self._weight_of(node)
+        inputs = [self._operand(name, node.op_type, weight) for name in node.input]
         if is_lora(output):
             self._graph.node(node.op_type, inputs, output, **attributes)
             return
         self._graph.node(node.op_type, inputs, raw(output), **attributes)
         if is_cache_output(output):
             self._cache_output(output)
-            return
-        integers = self._quantize(raw(output), self._encodings[output], f"{output}.q")
-        self._dequantize(integers, self._encodings[output], output)
+        else:
+            self._requantize(output, self._encodings[output])
+
+    def _weight_of(self, node: "onnx.NodeProto") -> IntegerWeight | None:
+        if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in self._tensors:
+            return None
+        return self._weights.get(node.input[1].removesuffix(".weight"))
 
     def _cache_output(self, name: str) -> None:
         made, kept = self._encodings[raw(name)], self._encodings[name]
@@ -93,7 +99,7 @@ class QdqGraph:
         self._quantize(value, kept, name)
         self._floats[name] = self._dequantize(name, kept, f"{name}.float")
 
-    def _operand(self, name: str, node: "onnx.NodeProto", place: int) -> str:
+    def _operand(self, name: str, op: str, weight: IntegerWeight | None) -> str:
         """The value a node reads; a constant is added when first read."""
         if name not in self._tensors:
             return self._floats.get(name, name)
@@ -101,15 +107,11 @@ class QdqGraph:
             if not self._graph.has(name):
                 self._graph.shared_tensor(name, lambda: self._constants(name))
             return name
-        if f"{name}.float" not in self._floats:
-            weight = None
-            if place == 1 and node.op_type in ("MatMul", "Gemm"):
-                weight = self._weights.get(name.removesuffix(".weight"))
+        if not self._graph.has(f"{name}.float"):
             if weight is None:
                 self._constant(name)
             else:
-                self._weight(name, weight, is_transposed=node.op_type == "MatMul")
-            self._floats[f"{name}.float"] = f"{name}.float"
+                self._weight(name, weight, out_axis=1 if op == "MatMul" else 0)
         return f"{name}.float"
 
     def _constant(self, name: str) -> None:
@@ -123,27 +125,36 @@ class QdqGraph:
         )
         self._dequantize(levels, encoding, f"{name}.float")
 
-    def _weight(self, name: str, weight: IntegerWeight, *, is_transposed: bool) -> None:
-        """``[in, out]`` for MatMul, ``[out, in]`` for Gemm, whose weight is never in blocks."""
+    def _weight(self, name: str, weight: IntegerWeight, *, out_axis: int) -> None:
+        """``[in, out]`` for MatMul, ``[out, in]`` for Gemm: outputs are along `out_axis`."""
         graph, scales = self._graph, weight.scales
-        levels = graph.shared_tensor(f"{name}.q", lambda: _levels(weight, is_transposed))
-        channel = scales.channel if len(scales.channel) > 1 else scales.channel[0]
-        factor = graph.shared_tensor(f"{name}.scale", lambda: channel)
-        out_axis = 1 if is_transposed else 0
-        axis = {"axis": out_axis} if channel.ndim else {}
+        factor = scales.channel if len(scales.channel) > 1 else scales.channel[0]
+        axis = {"axis": out_axis} if factor.ndim else {}
+        levels = graph.shared_tensor(f"{name}.q", lambda: _levels(weight, out_axis))
+        scale = graph.shared_tensor(f"{name}.scale", lambda: factor)
         if scales.block is None:
-            graph.node("DequantizeLinear", [levels, factor], f"{name}.float", **axis)
+            graph.node("DequantizeLinear", [levels, scale], f"{name}.float", **axis)
             return
-        block = scales.block if not is_transposed else scales.block.T
-        whole = graph.shared_tensor(f"{name}.blocks", lambda: np.ascontiguousarray(block))
-        steps = graph.node("DequantizeLinear", [whole, factor], f"{name}.steps", **axis)
-        graph.node(
-            "DequantizeLinear",
-            [levels, steps],
-            f"{name}.float",
-            axis=1 - out_axis,
-            block_size=BLOCK,
-        )
+        whole = scales.block.T if out_axis else scales.block
+        blocks = graph.shared_tensor(f"{name}.blocks", lambda: np.ascontiguousarray(whole))
+        steps = graph.node("DequantizeLinear", [blocks, scale], f"{name}.steps", **axis)
+        inputs = [levels, steps, self._zeros(whole.shape)]
+        along = 1 - out_axis
+        graph.node("DequantizeLinear", inputs, f"{name}.float", axis=along, block_size=BLOCK)
+
+    def _zeros(self, shape: tuple[int, ...]) -> str:
+        """Zero points of blocks: all zero, but the HTP takes no block without one."""
+        import ml_dtypes
+
+        name = "zeros." + "x".join(map(str, shape))
+        if not self._graph.has(name):
+            self._graph.shared_tensor(name, lambda: np.zeros(shape, ml_dtypes.int4))
+        return name
+
+    def _requantize(self, name: str, encoding: Encoding) -> None:
+        """`name` from what an operator gave, by way of integers."""
+        integers = self._quantize(raw(name), encoding, f"{name}.q")
+        self._dequantize(integers, encoding, name)
 
     def _quantize(self, value: str, encoding: Encoding, output: str) -> str:
         return self._graph.node("QuantizeLinear", [value, *self._scale(encoding)], output)
@@ -160,10 +171,10 @@ class QdqGraph:
         return scale, zero
 
 
-def _levels(weight: IntegerWeight, is_transposed: bool) -> Any:
+def _levels(weight: IntegerWeight, out_axis: int) -> Any:
     import ml_dtypes
 
-    levels = np.ascontiguousarray(weight.levels.T) if is_transposed else weight.levels
+    levels = np.ascontiguousarray(weight.levels.T) if out_axis else weight.levels
     return levels.astype(ml_dtypes.int4) if weight.bits == 4 else levels
 
 

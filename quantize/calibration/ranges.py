@@ -32,16 +32,13 @@ def collect_ranges(
         that go into it.
     """
     import onnx
-    import onnxruntime as ort
 
     model = onnx.load(path, load_external_data=False)
     names = [name for node in model.graph.node for name in node.output]
     for name in names:
         _watch(model.graph, name, "ReduceMin", "lowest")
         _watch(model.graph, name, "ReduceMax", "highest")
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    graph = StaticGraph(open_beside(model, path, options), sliding_window=sliding_window)
+    graph = StaticGraph(open_beside(model, path), sliding_window=sliding_window)
     low = dict.fromkeys(names, np.inf)
     high = dict.fromkeys(names, -np.inf)
     for i, window in enumerate(windows):
