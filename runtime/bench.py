@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from omnidraft_npu.config import DecodeConfig
+from omnidraft_npu.config import DecodeConfig, DeviceConfig
 from omnidraft_npu.memory import peak_rss_bytes
 from omnidraft_npu.progress import Report
 from omnidraft_npu.statistics import DecodeStats
 
-from .opened_pair import DraftMode, ProposerName
+from .opened_pair import DEFAULT_DEVICES, DraftMode, ProposerName
 from .session import Session, open_session
 
 _WARM_UP_TOKENS = 8
@@ -68,6 +68,7 @@ def measure(
     threads: int | None = None,
     proposer: ProposerName = "cascade",
     draft_mode: DraftMode = "full",
+    devices: DeviceConfig = DEFAULT_DEVICES,
     repeats: int = 3,
     report: Report,
 ) -> BenchResult:
@@ -84,19 +85,27 @@ def measure(
         target: Name of the target; None for the bundle's default.
         threads: Threads of one operator.
         proposer, draft_mode: What drafts, and how; see `open_session`.
+        devices: Where they run.
         repeats: Responses to each prompt.
         report: Told of progress.
 
     Raises:
         BundleError, ConfigError, PromptError: see `open_session` and `Session.generate`.
     """
-    session = open_session(bundle, target=target, threads=threads, use_drafter=False)
+    session = open_session(
+        bundle, target=target, threads=threads, use_drafter=False, devices=devices
+    )
     prompts = encode(session)
     alone = _measure_setting(session, prompts, config, repeats, "target alone", report)
     del session
     gc.collect()
     session = open_session(
-        bundle, target=target, threads=threads, proposer=proposer, draft_mode=draft_mode
+        bundle,
+        target=target,
+        threads=threads,
+        proposer=proposer,
+        draft_mode=draft_mode,
+        devices=devices,
     )
     drafted = {
         k: _measure_setting(

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, StoreError
-from .decoding_options import bundle_options, drafting_options, prompt_options, sampling_options
+from .decoding_options import (
+    bundle_options,
+    device_options,
+    drafting_options,
+    prompt_options,
+    sampling_options,
+)
 from .measuring import draft_lengths, encode_prompts, load_prompts
 from .progress import stage_progress
 from .projecting import print_projection, project_bench, projection_chip, projection_options
 
 if TYPE_CHECKING:
-    from omnidraft_npu.manifest import ModelEntry
     from omnidraft_npu.runtime.bench import BenchResult
-    from omnidraft_npu.runtime.opened_pair import DraftMode, ProposerName
+    from omnidraft_npu.runtime.opened_pair import DraftMode, OpenedModel, ProposerName
 
+    from ..config import DeviceConfig
     from ..prompts import TaskPrompt
 
 
@@ -42,6 +48,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Responses to each prompt; medians of fewer than 3 mean little.",
 )
+@device_options
 @click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
 @click.option("--raw", is_flag=True, help="Give the model bare prompts, without a chat template.")
 @projection_options
@@ -63,6 +70,7 @@ def command(
     draft_mode: "DraftMode",
     temperature: float,
     repeats: int,
+    devices: "DeviceConfig",
     threads: int | None,
     raw: bool,
     project_chip: str | None,
@@ -116,9 +124,12 @@ def command(
             threads=threads,
             proposer=proposer,
             draft_mode=draft_mode,
+            devices=devices,
             repeats=repeats,
             report=report,
         )
+    if result.session.pair.notice:
+        click.echo(result.session.pair.notice, err=True)
     settings = {
         "threads": threads,
         "proposer": proposer,
@@ -158,8 +169,8 @@ def _document(
     rows = rows_of(result, prompts, is_greedy=settings["temperature"] == 0)
     environment = {
         **describe_machine(),
-        "target": _describe_model(pair.target.entry),
-        "drafter": None if pair.drafter is None else _describe_model(pair.drafter.entry),
+        "target": _describe_model(pair.target),
+        "drafter": None if pair.drafter is None else _describe_model(pair.drafter),
         "target_provider": result.session.target_provider,
         "draft_provider": result.session.draft_provider,
         **settings,
@@ -172,12 +183,13 @@ def _document(
     }
 
 
-def _describe_model(entry: "ModelEntry") -> dict[str, Any]:
+def _describe_model(model: "OpenedModel") -> dict[str, Any]:
+    entry = model.entry
     return {
         "name": entry.name,
         "source": entry.source,
         "architecture": entry.architecture,
-        "precision": entry.graphs["cpu"].precision,
+        "precision": model.precision,
     }
 
 

@@ -1,10 +1,13 @@
 """Options of every command that decodes; they mirror `SamplingConfig` and `open_session`."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
+
+from ..config import Device, DeviceConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -76,6 +79,51 @@ def drafting_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def device_options(command: Command) -> Command:
+    """Add the options of `DeviceConfig`; the command is given one as `devices`."""
+
+    @functools.wraps(command)
+    def with_devices(
+        draft_device: Device, target_device: Device, simulate: bool, soc: str | None, **rest: Any
+    ) -> Any:
+        devices = DeviceConfig(
+            draft_device=draft_device, target_device=target_device, simulate=simulate, soc=soc
+        )
+        return command(devices=devices, **rest)
+
+    choice = click.Choice(["auto", "npu", "cpu"])
+    wrapped: Any = with_devices
+    for option in reversed(
+        (
+            click.option(
+                "--draft-device",
+                type=choice,
+                default="auto",
+                show_default=True,
+                help="Where the drafter runs: `auto` takes the NPU if it can, `npu` insists.",
+            ),
+            click.option(
+                "--target-device",
+                type=choice,
+                default="auto",
+                show_default=True,
+                help="Where the target runs.",
+            ),
+            click.option(
+                "--simulate",
+                is_flag=True,
+                help="Count the simulator on x86_64 as an NPU; it is slow.",
+            ),
+            click.option(
+                "--soc",
+                help="The chip, as in `omnidraft-npu devices` [default: this machine's].",
+            ),
+        )
+    ):
+        wrapped = option(wrapped)
+    return cast(Command, wrapped)
 
 
 def sampling_options(command: Command) -> Command:

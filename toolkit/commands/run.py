@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ConfigError, PromptError
-from .decoding_options import bundle_options, drafting_options, sampling_options
+from .decoding_options import (
+    bundle_options,
+    device_options,
+    drafting_options,
+    sampling_options,
+)
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.opened_pair import DraftMode, ProposerName
     from omnidraft_npu.runtime.session import Delta, Session
 
-    from ..config import DecodeConfig
+    from ..config import DecodeConfig, DeviceConfig
 
 
 @click.command(name="run")
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
 @drafting_options
 @click.option("--temperature", default=0.0, show_default=True, help="0 decodes greedily.")
 @sampling_options
+@device_options
 @click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
 @click.option(
     "--raw", is_flag=True, help="Give the model the bare prompt, without a chat template."
@@ -58,6 +64,7 @@ def command(
     min_p: float,
     repetition_penalty: float,
     seed: int | None,
+    devices: "DeviceConfig",
     threads: int | None,
     raw: bool,
     no_draft: bool,
@@ -105,7 +112,10 @@ def command(
         use_drafter=not no_draft,
         proposer=proposer,
         draft_mode=draft_mode,
+        devices=devices,
     )
+    if session.pair.notice:
+        click.echo(session.pair.notice, err=True)
     if draft_mode == "paper" and temperature > 0 and not no_draft:
         click.echo(
             "--draft-mode paper is approximate: sampled text does not have the target's law; "

@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError
-from .decoding_options import bundle_options, drafting_options, prompt_options, sampling_options
+from .decoding_options import (
+    bundle_options,
+    device_options,
+    drafting_options,
+    prompt_options,
+    sampling_options,
+)
 from .measuring import draft_lengths, encode_prompts, load_prompts
 from .progress import stage_progress
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.opened_pair import DraftMode, ProposerName
+
+    from ..config import DeviceConfig
 
 EXIT_MISMATCH = 3
 
@@ -47,6 +55,7 @@ EXIT_MISMATCH = 3
     show_default=True,
     help="Sampled rounds for each prompt and temperature; more see smaller faults.",
 )
+@device_options
 @click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
 @click.option("--raw", is_flag=True, help="Give the model bare prompts, without a chat template.")
 @click.option(
@@ -69,6 +78,7 @@ def command(
     draft_mode: "DraftMode",
     temperatures: tuple[float, ...],
     samples: int,
+    devices: "DeviceConfig",
     threads: int | None,
     raw: bool,
     tie_tolerance: float,
@@ -123,8 +133,15 @@ def command(
 
     bundle, target = choose_bundle(bundle, target, accept_terms=accept_terms)
     session = open_session(
-        bundle, target=target, threads=threads, proposer=proposer, draft_mode=draft_mode
+        bundle,
+        target=target,
+        threads=threads,
+        proposer=proposer,
+        draft_mode=draft_mode,
+        devices=devices,
     )
+    if session.pair.notice:
+        click.echo(session.pair.notice, err=True)
     encoded = encode_prompts(session, prompts, raw=raw)
     with stage_progress() as report:
         found: Verification = run_checks(
