@@ -1,6 +1,10 @@
 """From checkpoints to a bundle: stages that finish or leave nothing, and can be resumed."""
 
+import dataclasses
+import logging
+import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +15,17 @@ from omnidraft_npu.errors import CheckpointError, ConfigError, ExportError, Toke
 from omnidraft_npu.files import sha256_of, write_json
 from omnidraft_npu.locks import exclusive
 from omnidraft_npu.manifest import FileEntry, Manifest, ModelEntry
+from omnidraft_npu.memory import available_bytes
 from omnidraft_npu.progress import Report
 
+from .htp_stage import HtpModel, check_htp, export_htp
 from .model_stage import ModelRequest, PreparedModel, export_model, prepare_model
 from .placing import check_output, put_in_place
+from .preflight import check_disk, size_text
 from .spelling_stage import export_spelling
 from .stages import Stages
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +133,7 @@ def _run_stages(request: ExportRequest, stages: Stages, progress: Report) -> Man
         progress("reading models", i, len(requests))
         models.append(prepare_model(wanted))
     progress("reading models", len(requests), len(requests))
+    _preflight(models, stages.root.parent)
     drafter = _model(models[0], "drafter", stages, progress)
     targets = {
         model.request.name: _model(model, f"targets/{model.request.name}", stages, progress)
@@ -147,7 +157,46 @@ def _model(model: PreparedModel, folder: str, stages: Stages, progress: Report) 
         lambda root, tell: export_model(model, root, folder, tell),
         progress,
     )
-    return ModelEntry.from_json(facts)
+    entry = ModelEntry.from_json(facts)
+    htp = _htp_model(model)
+    if htp is None:
+        return entry
+    return dataclasses.replace(entry, htp=export_htp(htp, folder, stages, progress))
+
+
+def _htp_model(model: PreparedModel) -> HtpModel | None:
+    """The model's NPU flavour; None where none is wanted."""
+    request = model.request
+    if request.htp is None:
+        return None
+    if model.checkpoint is None or model.tokenizer is None:
+        raise ConfigError(
+            f"{request.name} is not built by our own builder, so it has no graphs for the NPU: "
+            "leave out --soc, or choose a model of a supported architecture"
+        )
+    return HtpModel(
+        name=request.name,
+        request=request.htp,
+        checkpoint=model.checkpoint,
+        tokenizer=model.tokenizer,
+        lora_rank=request.lora_rank,
+        has_hidden_states=request.has_hidden_states,
+    )
+
+
+def _preflight(models: Sequence[PreparedModel], folder: Path) -> None:
+    """Find out before any model is worked on whether there is room for their NPU flavours."""
+    wanted = [htp for htp in map(_htp_model, models) if htp is not None]
+    if not wanted:
+        return
+    found = [check_htp(htp, available_bytes()) for htp in wanted]
+    needed, free = sum(one.disk_bytes for one in found), shutil.disk_usage(folder).free
+    check_disk(needed, free, str(folder))
+    logger.info(
+        "the NPU flavour takes about %s of disk and %s of memory",
+        size_text(needed),
+        size_text(max(one.compile_ram_bytes for one in found)),
+    )
 
 
 def _spell(drafter: ModelEntry, target: ModelEntry, stages: Stages, progress: Report) -> None:

@@ -18,6 +18,7 @@ from .checkpoints.checkpoint import Checkpoint, SourceFiles, TokenizerFiles
 from .foreign_graph import ForeignGraph
 from .genai_config import write_genai_config
 from .genai_model import GENAI_CONFIG, import_genai_model
+from .htp_request import HtpRequest
 from .stages import Facts, Tell
 
 Exporter = Literal["builder", "optimum"]
@@ -39,6 +40,8 @@ class ModelRequest:
     """Most tokens of prompt and response; a model trained for less gets its own limit."""
     lora_rank: int = 0
     has_hidden_states: bool = False
+    htp: HtpRequest | None = None
+    """None for no NPU flavour."""
 
     def __post_init__(self) -> None:
         if self.context_length < 16:
@@ -58,6 +61,7 @@ class ModelRequest:
             "context_length": self.context_length,
             "lora_rank": self.lora_rank,
             "has_hidden_states": self.has_hidden_states,
+            "htp": None if self.htp is None else self.htp.identity(),
         }
 
 
@@ -67,6 +71,7 @@ def model_request(
     precision: Precision,
     context_length: int,
     exporter: Exporter = "builder",
+    htp: HtpRequest | None = None,
 ) -> ModelRequest:
     """A request for a model the user named: a path, a built-in name or a hub id.
 
@@ -85,6 +90,7 @@ def model_request(
         precision=precision,
         exporter=exporter,
         context_length=context_length,
+        htp=htp,
     )
 
 

@@ -45,7 +45,8 @@ class Stages:
             The facts `work` returned; they must survive JSON.
         """
         self._begin()
-        mark = self._marks / (folder.replace("/", "-") + ".json")
+        # No name of a model has a plus, so no two folders have one mark.
+        mark = self._marks / (folder.replace("/", "+") + ".json")
         if mark.is_file():
             facts: Facts = json.loads(mark.read_text(encoding="utf-8"))
             return facts

@@ -57,6 +57,9 @@ class HtpEntry:
     """Tokens that a sliding layer sees, itself included, for the mask that the host fills."""
     compiled: dict[str, dict[str, str]] = field(default_factory=dict)
     """Graphs that hold a context binary, by key of the chip and by length."""
+    loads_on_simulator: bool = True
+    """False for binaries that share weights or are for several chips: the simulator dies of them,
+    only a device loads them."""
     qnn_version: str = ""
     """Of the QNN that made the binaries."""
     calibration: str = ""
@@ -100,7 +103,7 @@ class ModelEntry:
     @classmethod
     def from_json(cls, document: Any) -> "ModelEntry":
         """Read a record that `to_json` gave; raises `BundleError` for one that does not fit."""
-        entry: ModelEntry = _read(cls, document, "model")
+        entry: ModelEntry = read_record(cls, document, "model")
         return entry
 
 
@@ -136,23 +139,31 @@ class Manifest:
                 f"manifest.json has format_version {version!r}, this tool reads {FORMAT_VERSION}: "
                 "update omnidraft-npu, or export the bundle again"
             )
-        manifest: Manifest = _read(cls, document, "manifest")
+        manifest: Manifest = read_record(cls, document, "manifest")
         if not manifest.targets:
             raise BundleError("manifest.json names no target: export the bundle again")
         return manifest
 
 
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """`value` as an instance of the annotation `kind`, strictly."""
+def read_record(kind: Any, value: Any, where: str) -> Any:
+    """`value` as an instance of the annotation `kind`, strictly.
+
+    Raises:
+        BundleError: it does not fit; says where, starting from `where`.
+    """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        return _read_record(kind, value, where)
+        return _fields_of(kind, value, where)
     if origin is dict and isinstance(value, dict):
-        return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+        return {
+            key: read_record(arguments[1], item, f"{where}.{key}") for key, item in value.items()
+        }
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(
+            read_record(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)
+        )
     if origin is types.UnionType:
-        return None if value is None else _read(arguments[0], value, where)
+        return None if value is None else read_record(arguments[0], value, where)
     if origin is Literal and value in arguments:
         return value
     if kind in (int, str, bool) and type(value) is kind:
@@ -162,7 +173,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     raise BundleError(f"manifest.json: {where} is {value!r}, which does not fit: export again")
 
 
-def _read_record(kind: Any, value: Any, where: str) -> Any:
+def _fields_of(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise BundleError(f"manifest.json: {where} is not an object: export again")
     hints = typing.get_type_hints(kind)
@@ -178,5 +189,5 @@ def _read_record(kind: Any, value: Any, where: str) -> Any:
         )
         if no_default and name not in value:
             raise BundleError(f"manifest.json: {where} lacks {name!r}: export the bundle again")
-    read = {key: _read(hints[key], item, f"{where}.{key}") for key, item in value.items()}
+    read = {key: read_record(hints[key], item, f"{where}.{key}") for key, item in value.items()}
     return kind(**read)

@@ -1,7 +1,8 @@
-"""Peak memory of this process, on Linux, macOS and Windows."""
+"""Memory: the peak of this process, on Linux, macOS and Windows, and what is left."""
 
 import ctypes
 import sys
+from pathlib import Path
 
 
 def peak_rss_bytes() -> int | None:
@@ -12,6 +13,29 @@ def peak_rss_bytes() -> int | None:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_children_rss_bytes() -> int | None:
+    """Largest resident set of any finished child so far, in bytes; None where not told."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping, in bytes; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
 
 
 def _windows_peak() -> int | None:

@@ -56,6 +56,15 @@ class Chip:
     """Disagreements between sources, and what else to know."""
 
     @property
+    def context_limit_bytes(self) -> int:
+        """The most that one context may allocate on the NPU.
+
+        Source:
+            `memory_alloc_limit` in context binaries of QNN 2.51.0, read for eleven chips.
+        """
+        return (2048 if self.arch < 73 else 3584) * 2**20
+
+    @property
     def is_too_old(self) -> bool:
         """Whether its NPU is none that QNN's HTP backend knows."""
         return self.arch < OLDEST_ARCH

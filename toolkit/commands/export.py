@@ -4,11 +4,12 @@ import json
 import logging
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from ..precision import Precision
+from .htp_options import htp_options, read_htp_options
 
 if TYPE_CHECKING:
     from omnidraft_npu.quantize.export import ExportReport
@@ -49,6 +50,7 @@ _PRECISIONS = get_args(Precision)
     show_default=True,
     help="How targets are exported; `optimum` takes any causal LM (extra `optimum`).",
 )
+@htp_options
 @click.option("--force", is_flag=True, help="Replace the bundle that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
@@ -61,6 +63,7 @@ def command(
     exporter: "Exporter",
     force: bool,
     as_json: bool,
+    **htp: Any,
 ) -> None:
     """Turn a drafter and one or more targets into a bundle.
 
@@ -68,25 +71,40 @@ def command(
     the local store; a local path always wins. An interrupted export resumes when the same
     command is run again.
 
+    With --soc the bundle also holds static graphs for the NPU and a context binary for every
+    chip named, made here ahead of time: no chip is needed, and each binary is read back to see
+    that it is for that chip.
+
     \b
     Examples:
       omnidraft-npu export --drafter smollm2-135m --target gemma3-270m -o bundle
       omnidraft-npu export --drafter ./llama-68m --target ./vicuna-7b --precision int4 -o bundle
+      omnidraft-npu export --drafter smollm2-135m --target gemma3-270m --soc x-elite -o bundle
     """
     from omnidraft_npu.quantize.export import ExportRequest, export_bundle
+    from omnidraft_npu.quantize.htp_request import htp_request
     from omnidraft_npu.quantize.model_stage import model_request
 
     from .progress import stage_progress
 
     logging.basicConfig(format="%(message)s")
     logging.getLogger("omnidraft_npu").setLevel(logging.INFO)
+    options = read_htp_options(**htp)
+    target_htp = htp_request(options, "target")
     request = ExportRequest(
         drafter=model_request(
-            drafter, precision=draft_precision or precision, context_length=context_length
+            drafter,
+            precision=draft_precision or precision,
+            context_length=context_length,
+            htp=htp_request(options, "drafter"),
         ),
         targets=tuple(
             model_request(
-                target, precision=precision, context_length=context_length, exporter=exporter
+                target,
+                precision=precision,
+                context_length=context_length,
+                exporter=exporter,
+                htp=target_htp,
             )
             for target in targets
         ),
@@ -97,14 +115,15 @@ def command(
 
 
 def _say(done: "ExportReport", as_json: bool) -> None:
-    from omnidraft_npu.memory import peak_rss_bytes
+    from omnidraft_npu.memory import peak_children_rss_bytes, peak_rss_bytes
 
     from .inspect import model_bytes, size_text
 
     manifest = done.bundle.manifest
     models = [manifest.drafter, *manifest.targets.values()]
     sizes = [(model.name, model_bytes(done.bundle, model)) for model in models]
-    peak = peak_rss_bytes()
+    peaks = [peak for peak in (peak_rss_bytes(), peak_children_rss_bytes()) if peak is not None]
+    peak = max(peaks, default=None)
     if as_json:
         document = {
             "schema_version": 1,

@@ -67,6 +67,8 @@ def _htp_text(htp: HtpEntry) -> str:
     parts = [f"{htp.precision} graphs of {', '.join(htp.graphs)} tokens"]
     if htp.compiled:
         parts.append(f"compiled for {', '.join(htp.compiled)} by QNN {htp.qnn_version}")
+        if not htp.loads_on_simulator:
+            parts[-1] += ", not loadable on the simulator"
     if htp.calibration:
         parts.append(f"calibrated on {htp.calibration}")
     parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in htp.report.items()]

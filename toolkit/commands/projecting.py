@@ -132,8 +132,8 @@ def print_projection(projection: "Projection") -> None:
         f" ms a step; drafter of {projection.drafter_b:.3g}: {projection.draft_step_ms:.1f} ms, or "
         f"{projection.draft_step_without_overhead_ms:.1f} ms if it only had to read its weights"
     )
-    columns = ("verify length", "pass cost", "k", "tokens a round", "speed-up")
-    columns = (*columns, "k at most", "tokens at most", "speed-up at most")
+    drafted = ("k", "tokens a round", "speed-up")
+    columns = ("verify length", "pass cost", *drafted, *(f"{name} at most" for name in drafted))
     table = make_table(columns, long=())
     for row in projection.lengths:
         table.add_row(

@@ -1,0 +1,131 @@
+"""What the NPU flavour of one model shall be, once chips and options are known to fit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnidraft_npu.chips.table import Chip, find_chip
+from omnidraft_npu.errors import ConfigError
+
+from .compile import check_compilable
+from .recipes import KvBits, Recipe, Role, recipe_for
+from .stages import Facts
+
+PREFILL_LENGTH = 128
+MAX_VERIFY_LENGTH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class HtpOptions:
+    """The options of an export that are about the NPU, for all of its models."""
+
+    soc: tuple[str, ...]
+    """Names of chips."""
+    precision: str | None = None
+    """Name of a recipe; None for what role and chips suggest."""
+    kv_bits: KvBits | None = None
+    verify_length: int = 8
+    """Tokens of the graph that verifies: one more than the longest draft."""
+    context_length: int = 1024
+    """Slots of the cache, all of which every pass computes with."""
+    calibration: Path | None = None
+    """Prompts of the user's; None for the built-in ones."""
+    share_weights: bool = False
+    one_binary: bool = False
+    """Whether one binary is for all chips."""
+    max_ram_bytes: int | None = None
+    """What compiling may take; None for what is available."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.verify_length <= MAX_VERIFY_LENGTH:
+            raise ConfigError(
+                f"verify_length is {self.verify_length}, must be from 2 to {MAX_VERIFY_LENGTH}: "
+                "use --verify-length 8"
+            )
+        if self.context_length < 16:
+            raise ConfigError(
+                f"htp_context_length is {self.context_length}, must be at least 16: "
+                "use --htp-context-length 1024"
+            )
+        if self.share_weights and self.one_binary:
+            raise ConfigError(
+                "QNN cannot share weights in a binary for several chips: "
+                "leave out --share-weights or --one-binary"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HtpRequest:
+    """The NPU flavour of one model."""
+
+    chips: tuple[Chip, ...]
+    recipe: Recipe
+    options: HtpOptions
+
+    @property
+    def context_length(self) -> int:
+        """Slots of the cache that were asked for."""
+        return self.options.context_length
+
+    def lengths(self, context_length: int) -> tuple[int, ...]:
+        """Tokens of each graph of a model with so many slots: draft, verify, prefill."""
+        wanted = (1, self.options.verify_length, PREFILL_LENGTH)
+        return tuple(sorted({min(length, context_length) for length in wanted}))
+
+    def identity(self) -> Facts:
+        """What decides the exported files, for taking over finished stages."""
+        calibration = self.options.calibration
+        return {
+            "chips": [chip.key for chip in self.chips],
+            "recipe": repr(self.recipe),
+            "verify_length": self.options.verify_length,
+            "context_length": self.context_length,
+            "calibration": None if calibration is None else _fingerprint(calibration),
+            "share_weights": self.options.share_weights,
+            "one_binary": self.options.one_binary,
+        }
+
+
+def htp_request(options: HtpOptions, role: Role) -> HtpRequest | None:
+    """What the options mean for a model; None where no chip is named.
+
+    Raises:
+        ConfigError: an unknown chip, one that is too old or that nothing can be compiled for
+            here, a recipe that a chip cannot run, or chips that need different ones.
+        DeviceError: there is no QNN here that can compile.
+    """
+    chips = tuple({chip.key: chip for chip in map(find_chip, options.soc)}.values())
+    if not chips:
+        return None
+    check_compilable(chips)
+    recipes = [
+        recipe_for(chip, role, name=options.precision, kv_bits=options.kv_bits) for chip in chips
+    ]
+    for chip, recipe in zip(chips, recipes, strict=True):
+        if recipe != recipes[0]:
+            raise ConfigError(
+                f"a {role} needs {_describe(recipes[0])} on {chips[0].name} and "
+                f"{_describe(recipe)} on {chip.name}: export for each of them apart"
+            )
+    _check_shared(options, chips)
+    return HtpRequest(chips=chips, recipe=recipes[0], options=options)
+
+
+def _check_shared(options: HtpOptions, chips: Sequence[Chip]) -> None:
+    if options.one_binary and len(chips) < 2:
+        raise ConfigError("--one-binary is for several chips: add another --soc")
+    for chip in chips if options.share_weights else ():
+        if not chip.weight_sharing:
+            raise ConfigError(
+                f"no source claims that {chip.name} can share weights: leave out --share-weights"
+            )
+
+
+def _describe(recipe: Recipe) -> str:
+    weights = f" with a scale for each {recipe.weights.granularity}" if recipe.weights else ""
+    cache = f" and a cache of {recipe.kv_bits} bits" if recipe.kv_bits else ""
+    return f"{recipe.name}{weights}{cache}"
+
+
+def _fingerprint(path: Path) -> list[str | int]:
+    return [path.name, path.stat().st_size, path.stat().st_mtime_ns]

@@ -1,0 +1,107 @@
+"""Options of `export` that are about the NPU; they mirror `HtpOptions`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from omnidraft_npu.quantize.htp_request import HtpOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def htp_options(command: Command) -> Command:
+    """Add the options that `read_htp_options` takes."""
+    for option in reversed(
+        (
+            click.option(
+                "--soc",
+                metavar="CHIP",
+                multiple=True,
+                help="Compile for this chip's NPU too, no chip needed; may be repeated. "
+                "`omnidraft-npu devices` lists the names.",
+            ),
+            click.option(
+                "--htp-precision",
+                metavar="RECIPE",
+                help="fp16, w8a16, w4a16 or w4a16-nbits [default: what role and chip suggest].",
+            ),
+            click.option(
+                "--kv-bits",
+                type=click.Choice(["8", "16"]),
+                help="Bits of the cache on the NPU [default: the recipe's].",
+            ),
+            click.option(
+                "--verify-length",
+                type=int,
+                default=8,
+                show_default=True,
+                help="Tokens of the NPU graph that verifies, at most 32: one more than the "
+                "longest draft.",
+            ),
+            click.option(
+                "--htp-context-length",
+                type=int,
+                default=1024,
+                show_default=True,
+                help="Slots of the cache on the NPU; every pass computes with all of them.",
+            ),
+            click.option(
+                "--calibration",
+                type=click.Path(path_type=Path, dir_okay=False),
+                help="Prompts to calibrate on, a JSONL or .txt file [default: built-in].",
+            ),
+            click.option(
+                "--share-weights",
+                is_flag=True,
+                help="One binary for all lengths; only a device can load it.",
+            ),
+            click.option(
+                "--one-binary",
+                is_flag=True,
+                help="One binary for all chips; only a device can load it.",
+            ),
+            click.option(
+                "--max-ram",
+                type=click.FloatRange(min=0, min_open=True),
+                metavar="GB",
+                help="What compiling may take [default: what is available].",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def read_htp_options(
+    *,
+    soc: tuple[str, ...],
+    htp_precision: str | None,
+    kv_bits: str | None,
+    verify_length: int,
+    htp_context_length: int,
+    calibration: Path | None,
+    share_weights: bool,
+    one_binary: bool,
+    max_ram: float | None,
+) -> "HtpOptions":
+    """The options as one record.
+
+    Raises:
+        ConfigError: one that is out of range.
+    """
+    from omnidraft_npu.quantize.htp_request import HtpOptions
+
+    return HtpOptions(
+        soc=soc,
+        precision=htp_precision,
+        kv_bits={None: None, "8": 8, "16": 16}[kv_bits],
+        verify_length=verify_length,
+        context_length=htp_context_length,
+        calibration=calibration,
+        share_weights=share_weights,
+        one_binary=one_binary,
+        max_ram_bytes=None if max_ram is None else int(max_ram * 1e9),
+    )
