@@ -1,8 +1,9 @@
 """The law that decoding preserves: the target's next token, after the user's sampling options."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ Logits = npt.NDArray[np.float32]
 
 _BLOCK = 512
 """Weights whose sum `sample` looks at before it looks at them one by one."""
+_SAMPLE = 4096
+"""Weights from which the place of the smallest one in top-p is guessed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,7 @@ def to_weights(logits: Logits, config: SamplingConfig) -> Probs:
     if config.top_p < 1.0:
         keep_top_p(weights, config.top_p)
     if config.min_p > 0.0:
-        weights[weights < config.min_p * weights.max(initial=0.0)] = 0.0
+        _zero_below(weights, config.min_p * weights.max(initial=0.0))
     return weights
 
 
@@ -172,46 +175,78 @@ class TargetRows:
 def keep_top_k(weights: Probs, top_k: int) -> None:
     """Set all but the `top_k` largest weights to 0; those equal to the last one stay."""
     if top_k < len(weights):
-        likely = weights[_largest(weights, top_k)]
+        likely = _at_least(weights, _floor(weights, top_k))
         rank = len(likely) - top_k
-        weights[weights < np.partition(likely, rank)[rank]] = 0.0
+        _zero_below(weights, np.partition(likely, rank)[rank])
 
 
 def keep_top_p(weights: Probs, top_p: float) -> None:
     """Keep the fewest largest weights whose share reaches `top_p`, of equal ones the lowest ids.
 
-    At least one stays.
+    At least one stays. Only weights near the smallest one that stays are sorted.
     """
     whole = total(weights)
     if not whole > 0:
         return
     needed = top_p * whole
-    likely = _largest(weights, len(weights) // (2 * _BLOCK))
-    if total(weights[likely]) < needed:
-        # All smaller ones together are less than what is left out.
-        likely = np.flatnonzero(weights >= (whole - needed) / len(weights))
-    falling = np.sort(weights[likely])[::-1]
-    before = np.cumsum(falling, dtype=np.float64) - falling
-    num_kept = max(1, int(before.searchsorted(needed)))
+    for low, high in _brackets(weights, top_p):
+        above = total(weights * (weights > high)) if high < np.inf else np.float64(0)
+        falling = _at_least(weights, low)
+        if high < np.inf:
+            falling = falling[falling <= high]
+        falling = np.sort(falling)[::-1]
+        sums = np.cumsum(falling, dtype=np.float64)
+        sums += above
+        if above < needed and len(sums) and sums[-1] >= needed:
+            break
+    num_kept = max(1, int((sums - falling).searchsorted(needed)))
     least = falling[num_kept - 1]
     num_equal = num_kept - int(np.count_nonzero(falling > least))
     surplus = np.flatnonzero(weights == least)[num_equal:]
-    weights[weights < least] = 0.0
+    _zero_below(weights, least)
     weights[surplus] = 0.0
 
 
-def _largest(weights: Probs, count: int) -> npt.NDArray[np.int64]:
-    """Rising indices of at least the `count` largest weights, mostly few more.
+def _brackets(weights: Probs, top_p: float) -> Iterator[tuple[Any, Any]]:
+    """Bounds between which the smallest weight that stays may lie; in the last ones it does."""
+    likely = _floor(weights, len(weights) // (2 * _BLOCK))
+    if np.count_nonzero(weights >= likely) <= _SAMPLE:
+        yield likely, np.inf
+    if len(weights) > 4 * _SAMPLE:
+        falling = np.sort(weights[:: len(weights) // _SAMPLE])[::-1]
+        sums = np.cumsum(falling, dtype=np.float64)
+        rank = int(sums.searchsorted(top_p * sums[-1]))
+        margin = _SAMPLE // 32
+        yield (
+            falling[rank + margin] if rank + margin < len(falling) else 0.0,
+            falling[rank - margin] if rank >= margin else np.inf,
+        )
+    yield 0.0, np.inf
 
-    The largest of each block are looked at first: as many as `count` weights are not
-    below the `count`-th of them.
+
+def _floor(weights: Probs, count: int) -> Any:
+    """A weight that at least `count` are not below, and mostly few more.
+
+    The largest of each block are looked at: as many as `count` weights are not below the
+    `count`-th of them.
     """
     starts = np.arange(0, len(weights), _BLOCK)
     rank = len(starts) - count
     if rank < 0 or count < 1:
-        return np.arange(len(weights))
-    peaks = np.maximum.reduceat(weights, starts)
-    return np.flatnonzero(weights >= np.partition(peaks, rank)[rank])
+        return 0.0
+    return np.partition(np.maximum.reduceat(weights, starts), rank)[rank]
+
+
+def _at_least(weights: Probs, low: Any) -> Probs:
+    """The weights not below `low`, and none that is 0.
+
+    Indexing with a mask would be slow where many are meant.
+    """
+    return weights.take(np.flatnonzero(weights >= low if low > 0 else weights))
+
+
+def _zero_below(weights: Probs, low: Any) -> None:
+    np.multiply(weights, weights >= low, out=weights)
 
 
 def _first_above(sums: Probs, at: object) -> int:

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from markov_model import MarkovModel
 
@@ -149,7 +149,7 @@ def test_greedy_drafted_text_equals_plain_text_under_a_repetition_penalty(seed, 
     prompt = rng.integers(0, 20, 5).tolist()
     plain, _ = decode(None, target, prompt, k, repetition_penalty=1.5)
     without, _ = decode(None, target, prompt, k)
-    assert plain != without
+    assume(plain != without)
     model = ModelDrafter(drafter, IdentityBridge(20), PlainWalk(20))
     for proposer in (model, PromptLookup(min_ngram=1)):
         drafted, _ = decode(proposer, target, prompt, k, repetition_penalty=1.5)
