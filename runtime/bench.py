@@ -67,7 +67,7 @@ def measure(
     target: str | None = None,
     threads: int | None = None,
     proposer: ProposerName = "cascade",
-    draft_mode: DraftMode = "full",
+    draft_mode: DraftMode = "auto",
     devices: DeviceConfig = DEFAULT_DEVICES,
     repeats: int = 3,
     report: Report,

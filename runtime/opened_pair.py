@@ -8,7 +8,9 @@ from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
 from omnidraft_npu.bridge.ngram_cache import NgramCache
 from omnidraft_npu.bridge.ngram_file import NgramStore, PairKey, ngrams_path
 from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.retokenising import Retokeniser
 from omnidraft_npu.bridge.spelling import Spellings, direct_spellings
+from omnidraft_npu.bridge.text_walk import TextWalk
 from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.vocabulary import Vocabulary
 from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
@@ -23,6 +25,7 @@ from omnidraft_npu.manifest_checks import spelling_path
 from omnidraft_npu.proposal import Rule
 from omnidraft_npu.speculative import Proposer
 from omnidraft_npu.text.tokenizer import Tokenizer
+from omnidraft_npu.text_drafting import TextDrafter
 
 from .devices import open_model_graphs
 from .model import Model
@@ -30,7 +33,7 @@ from .model import Model
 DEFAULT_DEVICES = DeviceConfig()
 
 ProposerName = Literal["cascade", "model", "lookup"]
-DraftMode = Literal["full", "cache", "direct", "paper"]
+DraftMode = Literal["auto", "full", "text", "cache", "direct", "paper"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +67,11 @@ class OpenedPair:
     encoder: PieceEncoder | None = None
     """None where there is no drafter, or the two tokenizers are equal."""
     trie: SpellingTrie | None = None
-    """None where there is no encoder, or spellings are learned."""
+    """None where there is no encoder, spellings are learned, or all drafts are text."""
     learned: LearnedSpellings | None = None
     """In draft mode `cache`."""
+    target_encoder: PieceEncoder | None = None
+    """In draft modes `text` and, for greedy rounds, `auto`."""
     proposer: ProposerName | None = "cascade"
     """What drafts, nothing for None; only `lookup` does without a drafter."""
     rule: Rule = "lossless"
@@ -115,8 +120,12 @@ class OpenedPair:
         bridge = ByteBridge(self.encoder, self.target.vocabulary)
         if ngrams is not None:
             return CachedDrafter(lm, bridge, ngrams, num_pieces=num_pieces, end_token_ids=ends)
-        assert self.trie is not None, "spellings are learned, or were read or made at the opening"
-        walk = TrieWalk(self.trie, num_pieces)
+        walk = None if self.trie is None else TrieWalk(self.trie, num_pieces)
+        if self.target_encoder is not None:
+            retokeniser = Retokeniser(self.target_encoder)
+            text = TextWalk(opened.vocabulary, self.target.vocabulary, retokeniser)
+            return TextDrafter(lm, bridge, text, sampled=walk, end_token_ids=ends)
+        assert walk is not None, "spellings are learned, or were read or made at the opening"
         return ModelDrafter(lm, bridge, walk, end_token_ids=ends, rule=self.rule)
 
 
@@ -127,7 +136,7 @@ def open_pair(
     threads: int | None = None,
     use_drafter: bool = True,
     proposer: ProposerName = "cascade",
-    draft_mode: DraftMode = "full",
+    draft_mode: DraftMode = "auto",
     devices: DeviceConfig = DEFAULT_DEVICES,
 ) -> OpenedPair:
     """The models of a bundle that a conversation needs; see `open_session`."""
@@ -146,12 +155,11 @@ def open_pair(
     }
     if hashes["drafter_sha256"] == hashes["target_sha256"]:
         return OpenedPair(target=opened, drafter=drafter, proposer=proposer)
-    encoder = PieceEncoder(drafter.tokenizer.json, drafter.vocabulary)
+    encoder = _encoder(drafter)
     trie, learned = None, None
-    if draft_mode in ("full", "paper"):
-        path = bundle.path(spelling_path(opened.entry))
-        trie = SpellingTrie.load(path, **hashes)
-    else:
+    if draft_mode in ("auto", "full", "paper"):
+        trie = SpellingTrie.load(bundle.path(spelling_path(opened.entry)), **hashes)
+    elif draft_mode in ("cache", "direct"):
         direct = direct_spellings(drafter.vocabulary, opened.vocabulary)
         if draft_mode == "direct":
             trie = SpellingTrie.build(direct, opened.entry.vocab_size)
@@ -166,9 +174,14 @@ def open_pair(
         encoder=encoder,
         trie=trie,
         learned=learned,
+        target_encoder=_encoder(opened) if draft_mode in ("auto", "text") else None,
         proposer=proposer,
         rule="paper" if draft_mode == "paper" else "lossless",
     )
+
+
+def _encoder(model: OpenedModel) -> PieceEncoder:
+    return PieceEncoder(model.tokenizer.json, model.vocabulary, model.tokenizer.model)
 
 
 def _open_model(bundle: Bundle, entry: ModelEntry, device: Device, **settings: Any) -> OpenedModel:

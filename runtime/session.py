@@ -151,7 +151,7 @@ def open_session(
     threads: int | None = None,
     use_drafter: bool = True,
     proposer: ProposerName = "cascade",
-    draft_mode: DraftMode = "full",
+    draft_mode: DraftMode = "auto",
     devices: DeviceConfig = DEFAULT_DEVICES,
 ) -> Session:
     """A conversation with a target of a bundle, and the bundle's drafter at its side.
@@ -165,8 +165,9 @@ def open_session(
             context, for which the drafter is not opened; or `cascade`, both.
         draft_mode: How the drafter's pieces become target tokens: `direct`, one by one;
             `cache`, also those runs that the target was seen to need; `full`, all runs;
-            `paper`, all runs, verified by the paper's rule, which only greedy decoding
-            makes exact.
+            `text`, any pieces, cut by the target's tokenizer; `auto`, as `text` when greedy
+            and as `full` when sampling; `paper`, all runs, verified by the paper's rule,
+            which only greedy decoding makes exact.
         devices: Where they run.
 
     Raises:

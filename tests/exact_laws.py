@@ -13,7 +13,7 @@ import pytest
 from markov_model import MarkovModel
 
 from omnidraft_npu import speculative, verification
-from omnidraft_npu.bridge import walk
+from omnidraft_npu.bridge import text_walk, walk
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
 
 Outcome = TypeVar("Outcome", bound=Hashable)
@@ -132,7 +132,8 @@ def exact_arithmetic(max_thinned: int = 0) -> Iterator[pytest.MonkeyPatch]:
     Every thinned draw multiplies the outcomes, so there are few.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walk, "to_weights", lambda weights, sampling: weights.copy())
+        for module in (walk, text_walk):
+            patch.setattr(module, "to_weights", lambda weights, sampling: weights.copy())
         patch.setattr(speculative, "TargetLaw", _ExactRows)
         patch.setattr(verification, "_MAX_THINNED", max_thinned)
         yield patch

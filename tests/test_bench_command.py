@@ -130,7 +130,7 @@ def test_the_speedup_is_over_the_target_alone_in_the_same_run(document):
         assert math.isfinite(row["speedup"])
 
 
-@pytest.mark.parametrize("mode", ["full", "direct", "cache", "paper"])
+@pytest.mark.parametrize("mode", ["auto", "full", "text", "direct", "cache", "paper"])
 def test_every_mode_can_be_measured(bundle, prompts, mode):
     found = measured(bundle, prompts, "--proposer", "model", "--draft-mode", mode)
     assert found["environment"]["draft_mode"] == mode

@@ -54,7 +54,7 @@ def test_drafting_changes_the_cost_and_not_the_text(bundle):
     assert plain["stats"]["draft_provider"] is None
 
 
-@pytest.mark.parametrize("mode", ["full", "direct", "cache", "paper"])
+@pytest.mark.parametrize("mode", ["auto", "full", "text", "direct", "cache", "paper"])
 def test_sampled_text_is_fixed_by_its_seed(bundle, mode):
     options = ["--json", "--temperature", "1.5", "--draft-mode", mode, "--proposer", "model"]
     warm = ["the small drafter", *options]

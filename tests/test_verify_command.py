@@ -232,7 +232,7 @@ def test_bad_input_is_one_line(bundle, prompts, arguments, words, code):
         assert word in last
 
 
-@pytest.mark.parametrize("mode", ["full", "direct", "cache"])
+@pytest.mark.parametrize("mode", ["full", "text", "direct", "cache"])
 def test_samples_of_a_lossless_mode_follow_the_law(bundle, prompts, mode):
     arguments = ("--temperature", "0.4", "--samples", "300", "--draft-mode", mode, "--json")
     result = verify(bundle, prompts, *TWO, *arguments)

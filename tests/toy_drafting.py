@@ -15,12 +15,17 @@ from exact_laws import (
     total_variation,
 )
 
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.retokenising import Retokeniser
 from omnidraft_npu.bridge.spelling import Spellings
+from omnidraft_npu.bridge.text_walk import TextWalk
 from omnidraft_npu.bridge.trie import SpellingTrie
+from omnidraft_npu.bridge.vocabulary import Role, Vocabulary
 from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.proposal import Proposal, Rule
 from omnidraft_npu.sampling import Draw
+from omnidraft_npu.text_drafting import TextDrafter
 
 NUM_PIECES = 5
 NUM_TOKENS = 6
@@ -100,11 +105,43 @@ class ToyPair:
         same = {i: [i] for i in range(NUM_PIECES)}
         return ModelDrafter(self.drafter, RunsBridge(same), PlainWalk(NUM_PIECES))
 
+    def text(self, context: Sequence[int]) -> TextDrafter:
+        """Pieces are letters, and their text is cut into the longest tokens."""
+        letters = {i: [i] for i in range(NUM_PIECES)}
+        target = vocabulary_of(self.runs, NUM_TOKENS)
+        text = TextWalk(
+            vocabulary_of(letters, NUM_PIECES), target, Retokeniser(LongestMatches(target))
+        )
+        return TextDrafter(self.drafter, RunsBridge(self.runs), text)
+
     def point(self, context: Sequence[int]) -> "PointProposer":
         return PointProposer()
 
     def cascade(self, context: Sequence[int]) -> "MixedProposer":
         return MixedProposer(self.full(context))
+
+
+def vocabulary_of(runs: dict[int, list[int]], size: int) -> Vocabulary:
+    """Every id spelled by a letter for each piece of its run; the others are special."""
+    spelled = [bytes(97 + piece for piece in runs.get(i, ())) for i in range(size)]
+    return Vocabulary(
+        blob=b"".join(spelled),
+        offsets=np.cumsum([0, *map(len, spelled)]),
+        roles=np.array([Role.TEXT if data else Role.OTHER for data in spelled], np.uint8),
+        is_fallback=np.zeros(size, np.bool_),
+        special_contents={i: f"<{i}>" for i in range(size) if not spelled[i]},
+        bos_token_id=None,
+    )
+
+
+class LongestMatches(PieceEncoder):
+    """Spells without a tokenizer; letters that begin no token are left out."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+
+    def encode(self, data: bytes) -> tuple[list[int], list[int]]:
+        return self._longest_matches(data)
 
 
 class PointProposer:

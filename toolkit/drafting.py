@@ -75,7 +75,7 @@ class ModelDrafter:
         Empty where there is no context to draft from, it does not fit into the model, or
         the pieces spell nothing.
         """
-        walk, self._model_s = self._walk, 0.0
+        walk, self._model_s = self._walk_for(draw), 0.0
         walk.begin()
         missing = self._crop(max_draft_tokens)
         room = self._model.context_length - len(self._cached) - len(missing) + 1
@@ -87,12 +87,16 @@ class ModelDrafter:
             missing = [piece]
         walk.finish()
         return Proposal(
-            token_ids=tuple(walk.token_ids),
+            token_ids=tuple(walk.token_ids[:max_draft_tokens]),
             walk=tuple(walk.visits),
             trie=walk.trie,
             rule=self._rule,
             model_s=self._model_s,
         )
+
+    def _walk_for(self, draw: Draw | None) -> Walk:
+        """What the pieces of this round become target tokens by."""
+        return self._walk
 
     def _score(self, pieces: Sequence[int]) -> Logits:
         """``[pieces]`` logits after these, which join the cache."""

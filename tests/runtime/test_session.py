@@ -188,7 +188,7 @@ def test_what_is_not_in_the_bundle_is_one_line(bundle, tmp_path):
         open_session(tmp_path)
 
 
-@pytest.mark.parametrize("draft_mode", ["full", "cache", "direct", "paper"])
+@pytest.mark.parametrize("draft_mode", ["auto", "full", "text", "cache", "direct", "paper"])
 @pytest.mark.parametrize("proposer", ["cascade", "model", "lookup"])
 def test_no_way_of_drafting_changes_the_text(bundle, tmp_path, proposer, draft_mode):
     root = shutil.copytree(bundle, tmp_path / "bundle")

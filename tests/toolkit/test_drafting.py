@@ -9,23 +9,30 @@ from toy_vocabularies import toy_document, toy_encoder
 
 from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
 from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.retokenising import Retokeniser
 from omnidraft_npu.bridge.spelling import direct_spellings, full_spellings
+from omnidraft_npu.bridge.text_walk import TextWalk
 from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.vocabulary import END_ROLES, Vocabulary
 from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.speculative import generate
+from omnidraft_npu.text_drafting import TextDrafter
 
 
-def make_drafter(model, encoder, target, spellings=None):
-    spellings = spellings or full_spellings(encoder, target)
-    return ModelDrafter(
-        model,
-        ByteBridge(encoder, target),
-        TrieWalk(SpellingTrie.build(spellings, target.size), model.vocab_size),
-        end_token_ids=frozenset(target.special_ids(*END_ROLES)),
-    )
+def make_drafter(model, encoder, target, mode="full"):
+    """Drafts `model` for the vocabulary of an encoder of the target."""
+    spell = direct_spellings if mode == "direct" else full_spellings
+    spellings = spell(encoder.vocabulary if mode == "direct" else encoder, target.vocabulary)
+    bridge = ByteBridge(encoder, target.vocabulary)
+    walk = TrieWalk(SpellingTrie.build(spellings, target.vocabulary.size), model.vocab_size)
+    ends = frozenset(target.vocabulary.special_ids(*END_ROLES))
+    if mode in ("text", "auto"):
+        text = TextWalk(encoder.vocabulary, target.vocabulary, Retokeniser(target))
+        sampled = walk if mode == "auto" else None
+        return TextDrafter(model, bridge, text, sampled=sampled, end_token_ids=ends)
+    return ModelDrafter(model, bridge, walk, end_token_ids=ends)
 
 
 def decode(proposer, model, prompt, **options):
@@ -41,23 +48,23 @@ def decode(proposer, model, prompt, **options):
     sizes=st.tuples(st.integers(0, 40), st.integers(0, 40)),
     k=st.integers(1, 8),
     has_bos=st.booleans(),
-    is_direct=st.booleans(),
+    mode=st.sampled_from(["full", "direct", "text"]),
     context_length=st.sampled_from([2, 3, 9, 30, 4096]),
 )
 def test_speculative_greedy_is_plain_greedy_for_any_pair_of_vocabularies(
-    seed, sizes, k, has_bos, is_direct, context_length
+    seed, sizes, k, has_bos, mode, context_length
 ):
     rng = np.random.default_rng(seed)
     drafter = toy_encoder(rng, sizes[0], num_padding=2, has_bos=has_bos)
-    target = toy_encoder(rng, sizes[1], num_padding=3).vocabulary
+    target = toy_encoder(rng, sizes[1], num_padding=3)
+    vocab_size = target.vocabulary.size
     drafter_model = MarkovModel(
         rng.normal(size=(drafter.vocabulary.size,) * 2), context_length=context_length, history=3
     )
-    target_model = MarkovModel(rng.normal(size=(target.size,) * 2), history=2)
-    spellings = direct_spellings(drafter.vocabulary, target) if is_direct else None
-    proposer = make_drafter(drafter_model, drafter, target, spellings)
+    target_model = MarkovModel(rng.normal(size=(vocab_size,) * 2), history=2)
+    proposer = make_drafter(drafter_model, drafter, target, mode)
     for length in (9, 1, 4):  # a shorter prompt after a longer one sees nothing of it
-        prompt = [1, *rng.integers(3, target.size, length - 1).tolist()]
+        prompt = [1, *rng.integers(3, vocab_size, length - 1).tolist()]
         plain, _ = decode(None, target_model, prompt)
         drafted, rounds = decode(proposer, target_model, prompt, max_draft_tokens=k)
         assert drafted == plain
@@ -65,7 +72,7 @@ def test_speculative_greedy_is_plain_greedy_for_any_pair_of_vocabularies(
             MarkovModel(drafter_model.table, context_length=context_length, history=3),
             drafter,
             target,
-            spellings,
+            mode,
         )
         _, fresh_rounds = decode(fresh, target_model, prompt, max_draft_tokens=k)
         assert [r.verdict for r in rounds] == [r.verdict for r in fresh_rounds]
@@ -86,10 +93,11 @@ def test_a_drafter_equal_to_the_target_is_always_accepted(rng, k):
 
 
 def test_the_cache_holds_the_context_and_is_fed_each_piece_about_once(rng):
-    drafter, target = toy_encoder(rng, 30), toy_encoder(rng, 30).vocabulary
+    drafter, encoder = toy_encoder(rng, 30), toy_encoder(rng, 30)
+    target = encoder.vocabulary
     model = MarkovModel(rng.normal(size=(drafter.vocabulary.size,) * 2), history=3)
     target_model = MarkovModel(rng.normal(size=(target.size,) * 2), history=3)
-    proposer = make_drafter(model, drafter, target)
+    proposer = make_drafter(model, drafter, encoder)
     context = rng.integers(3, target.size, 300).tolist()
     config = DecodeConfig(max_new_tokens=60, max_draft_tokens=4)
     for one in generate(proposer, target_model, list(context), config):
@@ -101,12 +109,13 @@ def test_the_cache_holds_the_context_and_is_fed_each_piece_about_once(rng):
 
 
 def test_a_context_that_outgrows_the_drafter_is_followed_in_its_later_half(rng):
-    drafter, target = toy_encoder(rng, 30), toy_encoder(rng, 30).vocabulary
+    drafter, encoder = toy_encoder(rng, 30), toy_encoder(rng, 30)
+    target = encoder.vocabulary
     model = MarkovModel(
         rng.normal(size=(drafter.vocabulary.size,) * 2), context_length=60, history=3
     )
     target_model = MarkovModel(rng.normal(size=(target.size,) * 2), history=3)
-    proposer = make_drafter(model, drafter, target)
+    proposer = make_drafter(model, drafter, encoder)
     context = rng.integers(3, target.size, 100).tolist()
     num_empty = num_long_feeds = 0
     config = DecodeConfig(max_new_tokens=200, max_draft_tokens=4)
@@ -132,7 +141,8 @@ def test_pieces_that_merge_before_the_window_do_not_leave_it_empty():
     vocab = Vocabulary.from_tokenizer_json(document, eos_token_ids=(2,), bos_token_id=1)
     a, b = vocab.by_bytes[b"a"], vocab.by_bytes[b"b"]
     model = MarkovModel(np.zeros((vocab.size, vocab.size)), context_length=3)
-    proposer = make_drafter(model, PieceEncoder(document, vocab), vocab)
+    encoder = PieceEncoder(document, vocab)
+    proposer = make_drafter(model, encoder, encoder)
     proposer.begin([1, a, b, a, b, a, b, a])  # abab ab a, of which the window holds the last
     assert model.cache == [1]
     proposer.observe([b])
@@ -141,9 +151,10 @@ def test_pieces_that_merge_before_the_window_do_not_leave_it_empty():
 
 
 def test_a_context_that_grows_again_after_a_shorter_one_starts_afresh(rng):
-    drafter, target = toy_encoder(rng, 30), toy_encoder(rng, 30).vocabulary
+    drafter, encoder = toy_encoder(rng, 30), toy_encoder(rng, 30)
+    target = encoder.vocabulary
     model = MarkovModel(rng.normal(size=(drafter.vocabulary.size,) * 2), context_length=40)
-    proposer = make_drafter(model, drafter, target)
+    proposer = make_drafter(model, drafter, encoder)
     long, short = rng.integers(3, target.size, 90).tolist(), [5, 4]
     proposer.begin(long)
     proposer.propose(4)
@@ -153,18 +164,22 @@ def test_a_context_that_grows_again_after_a_shorter_one_starts_afresh(rng):
     assert model.cache == [1, *drafter.encode(data)[0]]
 
 
-def test_drafting_stops_after_an_end_of_response(rng):
-    drafter, target = toy_encoder(rng, 10), toy_encoder(rng, 10).vocabulary
+@pytest.mark.parametrize("mode", ["full", "text"])
+def test_drafting_stops_after_an_end_of_response(rng, mode):
+    drafter, target = toy_encoder(rng, 10), toy_encoder(rng, 10)
     table = np.zeros((drafter.vocabulary.size,) * 2)
     table[:, 2] = 1.0  # the drafter always ends the response
-    proposer = make_drafter(MarkovModel(table), drafter, target)
+    proposer = make_drafter(MarkovModel(table), drafter, target, mode)
     proposer.begin([1, 4])
     assert proposer.propose(8).token_ids == (2,)
 
 
-def test_an_empty_context_gives_no_draft(rng):
-    drafter, target = toy_encoder(rng, 10, has_bos=False), toy_encoder(rng, 10).vocabulary
-    proposer = make_drafter(MarkovModel(np.zeros((drafter.vocabulary.size,) * 2)), drafter, target)
+@pytest.mark.parametrize("mode", ["full", "text"])
+def test_an_empty_context_gives_no_draft(rng, mode):
+    drafter, target = toy_encoder(rng, 10, has_bos=False), toy_encoder(rng, 10)
+    table = np.zeros((drafter.vocabulary.size,) * 2)
+    table[:, 5] = 1.0
+    proposer = make_drafter(MarkovModel(table), drafter, target, mode)
     proposer.begin([1])  # the target's BOS is nothing to the drafter
     assert proposer.propose(4).token_ids == ()
     proposer.observe([5])

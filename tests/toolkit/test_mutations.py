@@ -38,9 +38,10 @@ def test_a_doubled_acceptance_ratio_is_noticed(monkeypatch):
     assert not is_exact()
 
 
-def test_a_doubled_acceptance_ratio_of_certain_tokens_is_noticed(monkeypatch):
+@pytest.mark.parametrize("mode", ["point", "text"])
+def test_a_doubled_acceptance_ratio_of_certain_tokens_is_noticed(monkeypatch, mode):
     rewrite(monkeypatch, verification, "_other_or_same", "< weights[", "< 2 * weights[")
-    assert not is_exact("point")
+    assert not is_exact(mode)
 
 
 @pytest.mark.parametrize("mode", ["full", "plain"])
@@ -49,9 +50,10 @@ def test_a_correction_from_the_whole_law_is_noticed(monkeypatch, mode):
     assert not is_exact(mode, k=1)
 
 
-def test_a_correction_of_a_certain_token_from_the_whole_law_is_noticed(monkeypatch):
+@pytest.mark.parametrize("mode", ["point", "text"])
+def test_a_correction_of_a_certain_token_from_the_whole_law_is_noticed(monkeypatch, mode):
     rewrite(monkeypatch, verification, "_other_or_same", "others[token_id] = 0", "pass")
-    assert not is_exact("point")
+    assert not is_exact(mode)
 
 
 def test_draws_that_spare_the_sums_and_keep_every_token_are_noticed(monkeypatch):

@@ -10,7 +10,8 @@ import numpy as np
 from .vocabulary import SPACE_MARK, Role, Vocabulary, kind_of
 
 if TYPE_CHECKING:
-    pass
+    from tokenizers import Tokenizer
+    from tokenizers.models import Model
 
 
 class PieceEncoder:
@@ -21,17 +22,25 @@ class PieceEncoder:
     the longest matching pieces from the left.
     """
 
-    def __init__(self, document: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-        """Args: a parsed `tokenizer.json` and the vocabulary made from it."""
-        from tokenizers import Tokenizer
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        vocabulary: Vocabulary,
+        model: "Model | None" = None,
+    ) -> None:
+        """Spell in the pieces of a tokenizer.
 
+        Args:
+            document: A parsed `tokenizer.json`.
+            vocabulary: Made from it.
+            model: The model of a tokenizer made from it, to be shared: to read it again
+                takes seconds where the vocabulary is large.
+        """
         self.vocabulary = vocabulary
         self._bytes = vocabulary.all_bytes()
         # Where a mark stands for a space, the tokenizer cannot write the mark itself.
         self._mark = SPACE_MARK.encode() if kind_of(document) == "space_mark" else b""
-        self._tokenizer: Tokenizer = Tokenizer.from_str(
-            json.dumps(plain_document(document, vocabulary))
-        )
+        self._tokenizer = _plain_tokenizer(plain_document(document, vocabulary), model)
 
     def encode(self, data: bytes) -> tuple[list[int], list[int]]:
         """Pieces that spell `data`, and where in it each begins.
@@ -117,6 +126,25 @@ class PieceEncoder:
             if end > start:
                 yield data[start:end], False
             data = data[end:]
+
+
+def _plain_tokenizer(document: dict[str, Any], model: "Model | None") -> "Tokenizer":
+    """The tokenizer of a document, with `model` in place of the one written there."""
+    from tokenizers import AddedToken, Tokenizer
+
+    if model is None:
+        return Tokenizer.from_str(json.dumps(document))
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    tokenizer = Tokenizer.from_str(json.dumps(document | {"model": empty, "added_tokens": []}))
+    tokenizer.model = model
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    tokenizer.add_tokens(
+        [
+            AddedToken(entry["content"], **{flag: entry[flag] for flag in flags})
+            for entry in document["added_tokens"]
+        ]
+    )
+    return tokenizer
 
 
 def plain_document(document: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:

@@ -20,8 +20,8 @@ class Walk(Protocol):
     """Target tokens finished in this round."""
 
     @property
-    def trie(self) -> PieceTrie:
-        """What the visits' nodes are nodes of."""
+    def trie(self) -> PieceTrie | None:
+        """What the visits' nodes are nodes of; None where there are no visits."""
         ...
 
     @property

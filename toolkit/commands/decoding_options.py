@@ -64,10 +64,13 @@ def drafting_options(command: Command) -> Command:
     for option in (
         click.option(
             "--draft-mode",
-            type=click.Choice(["full", "cache", "direct", "paper"]),
-            default="full",
+            type=click.Choice(["auto", "full", "text", "cache", "direct", "paper"]),
+            default="auto",
             show_default=True,
-            help="How the drafter's pieces become target tokens; `paper` is approximate.",
+            help="How the drafter's pieces become target tokens. `full`: by every spelling; "
+            "best when sampling. `text`: its text is cut by the target's tokenizer; best when "
+            "greedy. `auto`: `text` at temperature 0, else `full`. `cache`: by equal bytes and "
+            "what was seen before. `direct`: by equal bytes. `paper`: approximate when sampling.",
         ),
         click.option(
             "--proposer",

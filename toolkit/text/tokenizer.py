@@ -58,6 +58,12 @@ class Tokenizer:
         backend.no_padding()
         return backend
 
+    @property
+    def model(self) -> tokenizers.models.Model:
+        """What turns words into ids, for another tokenizer to share."""
+        model: tokenizers.models.Model = self._backend.model
+        return model
+
     @functools.cached_property
     def json(self) -> dict[str, Any]:
         """The parsed `tokenizer.json` document; not to be changed."""

@@ -1,0 +1,156 @@
+"""Free text as a draft: real vocabularies, cut as the target's tokenizer cuts them."""
+
+import numpy as np
+import pytest
+from markov_model import MarkovModel
+from scripted_model import ScriptedModel
+from shared_files import encoder, texts, vocabulary
+from toy_vocabularies import toy_document, toy_encoder
+
+from omnidraft_npu.bridge.following import ByteBridge
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.retokenising import Retokeniser
+from omnidraft_npu.bridge.spelling import full_spellings
+from omnidraft_npu.bridge.text_walk import TextWalk
+from omnidraft_npu.bridge.trie import SpellingTrie
+from omnidraft_npu.bridge.vocabulary import END_ROLES, Role, Vocabulary
+from omnidraft_npu.bridge.walk import TrieWalk
+from omnidraft_npu.config import DecodeConfig, SamplingConfig
+from omnidraft_npu.sampling import Draw
+from omnidraft_npu.speculative import generate
+from omnidraft_npu.text_drafting import TextDrafter
+
+PAIRS = [("smollm2", "gemma3"), ("llama2", "qwen3"), ("qwen3", "llama2"), ("gemma3", "smollm2")]
+SCRIPT = (
+    "def mean(values):\n    if not values:\n        return 0.0\n\n\treturn sum(values)\n\n\n"
+    "日本語のテキストには空白がありません。今天的天气很好，\n  👩\u200d👩\u200d👧 caf\u00e9 😀"
+    "\u00a0x 3.14159 26535\r\n"
+    "     12 + 1234567 = 1234579;   x\n" + "-" * 40 + "\n        deep\n"
+).encode()
+
+
+def end_of(name):
+    return vocabulary(name).special_ids(*END_ROLES)[0]
+
+
+def drafter_of(model, drafter, target):
+    text = TextWalk(drafter.vocabulary, target.vocabulary, Retokeniser(target))
+    bridge = ByteBridge(drafter, target.vocabulary)
+    ends = frozenset(target.vocabulary.special_ids(*END_ROLES))
+    return TextDrafter(model, bridge, text, end_token_ids=ends)
+
+
+def decode(proposer, target, prompt, k, stop, **options):
+    target.rewind(0)
+    config = DecodeConfig(
+        max_new_tokens=1000, max_draft_tokens=k, stop_token_ids=frozenset({stop}), **options
+    )
+    rounds = list(generate(proposer, target, prompt, config))
+    return [i for one in rounds for i in one.verdict.token_ids], rounds
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.parametrize(("drafter", "target"), PAIRS)
+def test_the_target_writes_its_own_text_and_accepts_nearly_all_of_the_same(drafter, target, k):
+    """Line breaks, indentation, scripts without spaces, emoji and digits."""
+    model = ScriptedModel(encoder(drafter), SCRIPT, end_of(drafter))
+    target_model = ScriptedModel(encoder(target), SCRIPT, end_of(target))
+    prompt, rest = target_model.token_ids[:3], target_model.token_ids[3:]
+    proposer = drafter_of(model, encoder(drafter), encoder(target))
+    written, rounds = decode(proposer, target_model, prompt, k, end_of(target))
+    assert written == [*rest, end_of(target)]
+    assert all(one.num_proposed <= k for one in rounds)
+    tested = sum(one.verdict.num_tested for one in rounds)
+    accepted = sum(one.verdict.num_accepted for one in rounds)
+    # What a round's end cut short is wrong: at most its last token.
+    assert tested - accepted <= len(rounds)
+    assert accepted > (0.6 if k == 1 else 0.78) * tested
+
+
+@pytest.mark.parametrize("name", ["gemma3", "smollm2", "qwen3", "llama2", "llama3"])
+def test_text_is_cut_as_if_it_had_been_written_at_once(name):
+    target = encoder(name)
+    retokeniser = Retokeniser(target)
+    for text in (*texts()[::40], SCRIPT.decode()):
+        token_ids, _ = target.encode(text.encode())
+        for at in range(1, len(token_ids) - 6, 5):
+            retokeniser.begin(token_ids[:at])
+            data = b"".join(map(target.vocabulary.token_bytes, token_ids[at : at + 6]))
+            # The last ones may go on in the text.
+            assert retokeniser.tokens(data)[:4] == token_ids[at : at + 4]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3", "llama2"])
+def test_what_was_decided_is_not_cut_anew(name):
+    """A target that wrote letter by letter goes on from its last letter."""
+    target = encoder(name)
+    letters = [target.vocabulary.by_bytes[bytes([byte])] for byte in b"the quick brown fo"]
+    retokeniser = Retokeniser(target)
+    retokeniser.begin(letters)
+    found = retokeniser.tokens(b"x jumps")
+    assert b"".join(map(target.vocabulary.token_bytes, found)) == b"x jumps"
+    assert found == target.encode(b"x jumps")[0]
+
+
+def test_text_before_a_special_token_is_no_context():
+    qwen = encoder("qwen3")
+    retokeniser = Retokeniser(qwen)
+    a, bc = (qwen.vocabulary.by_bytes[data] for data in (b"a", b"bc"))
+    retokeniser.begin([a, end_of("qwen3")])
+    assert retokeniser.tokens(b"bc") == [bc]
+    retokeniser.extend([a] * 3)
+    assert retokeniser.tokens(b"bc") == [bc]
+
+
+def test_a_special_piece_ends_the_draft_with_the_token_of_its_role_if_there_is_one():
+    smollm, gemma = vocabulary("smollm2"), vocabulary("gemma3")
+    walk = TextWalk(smollm, gemma, Retokeniser(encoder("gemma3")))
+    (end_of_turn,) = gemma.special_ids(Role.END_OF_TURN)
+    (other, *_), hello = smollm.special_ids(Role.OTHER), smollm.by_bytes[b"hello"]
+    for last, token_ids in ((other, []), (end_of("smollm2"), [end_of_turn])):
+        walk.begin()
+        assert walk.step(one_hot(smollm.size, hello)) == hello
+        assert walk.step(one_hot(smollm.size, last)) is None
+        assert walk.finish()
+        assert walk.token_ids == [gemma.by_bytes[b"hello"], *token_ids]
+    walk.begin()
+    walk.step(one_hot(smollm.size, other))
+    assert not walk.finish()
+
+
+def one_hot(size, at):
+    logits = np.zeros(size, np.float32)
+    logits[at] = 1.0
+    return logits
+
+
+@pytest.mark.parametrize("has_walk", [False, True])
+def test_sampling_takes_the_walk_through_the_trie_where_there_is_one(rng, has_walk):
+    drafter, target = toy_encoder(rng, 20), toy_encoder(rng, 20)
+    trie = SpellingTrie.build(full_spellings(drafter, target.vocabulary), target.vocabulary.size)
+    size = drafter.vocabulary.size
+    proposer = TextDrafter(
+        MarkovModel(rng.normal(size=(size, size))),
+        ByteBridge(drafter, target.vocabulary),
+        TextWalk(drafter.vocabulary, target.vocabulary, Retokeniser(target)),
+        sampled=TrieWalk(trie, size) if has_walk else None,
+    )
+    proposer.begin([1, 5, 6])
+    assert proposer.propose(4).trie is None
+    draw = Draw(sampling=SamplingConfig(temperature=1.0), rng=rng)
+    assert proposer.propose(4, draw).trie is (trie if has_walk else None)
+
+
+def test_tokens_that_a_piece_has_too_many_of_are_left_out():
+    """Four letters in one piece, and a target without tokens of several letters."""
+    document = toy_document(np.random.default_rng(0), 0)
+    document["model"]["vocab"] |= {"ab": 7, "abab": 8}
+    document["model"]["merges"] = [["a", "b"], ["ab", "ab"]]
+    vocab = Vocabulary.from_tokenizer_json(document, eos_token_ids=(2,), bos_token_id=1)
+    target = toy_encoder(np.random.default_rng(0), 0)
+    proposer = drafter_of(
+        MarkovModel(np.tile(one_hot(9, 8), (9, 1))), PieceEncoder(document, vocab), target
+    )
+    a, b = (target.vocabulary.by_bytes[data] for data in (b"a", b"b"))
+    proposer.begin([1, a, b, a, b])
+    assert [proposer.propose(k).token_ids for k in (1, 2, 6)] == [(a,), (a, b), (a, b) * 3]

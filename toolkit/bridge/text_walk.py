@@ -1,0 +1,66 @@
+"""Drafting free text: any pieces, cut into target tokens at the end of the round."""
+
+from ..proposal import Visit
+from ..sampling import Draw, Sampler, to_weights
+from .retokenising import Retokeniser
+from .spelling import end_aliases, end_pieces
+from .vocabulary import Vocabulary
+from .walk import Logits
+
+
+class TextWalk:
+    """Takes whatever the drafter writes, also pieces that cross the boundaries of target tokens.
+
+    No law over target tokens is known for them, so they are proposed as certain ones.
+    """
+
+    trie = None
+
+    def __init__(self, drafter: Vocabulary, target: Vocabulary, retokeniser: Retokeniser) -> None:
+        """Write in pieces of `drafter`.
+
+        Args:
+            drafter: The vocabulary of the pieces.
+            target: The vocabulary of the tokens.
+            retokeniser: Must follow the target's context.
+        """
+        self.retokeniser = retokeniser
+        self._drafter = drafter
+        ends = end_pieces(drafter, target)
+        # Preferred is the token whose role is that of its piece, then the lowest id.
+        by_preference = sorted(ends, key=lambda i: (target.roles[i] == drafter.roles[ends[i]], -i))
+        self._ends = {ends[i]: i for i in by_preference}
+        for piece, stand_in in end_aliases(drafter, target).items():
+            self._ends[piece] = self._ends[stand_in]
+        self.begin()
+
+    @property
+    def visits(self) -> list[tuple[Visit, ...]]:
+        """None: tokens are certain."""
+        return []
+
+    def begin(self) -> None:
+        """Start a new round."""
+        self.token_ids: list[int] = []
+        self._data = b""
+        self._end: list[int] = []
+
+    def step(self, logits: Logits, draw: Draw | None = None) -> int | None:
+        """The next piece, the likeliest or one drawn with `draw`; None after the end."""
+        if draw is None:
+            piece = int(logits.argmax())
+        else:
+            piece = Sampler(to_weights(logits, draw.sampling)).draw(draw.rng)
+        data = self._drafter.token_bytes(piece)
+        if not data:
+            self._end = [self._ends[piece]] if piece in self._ends else []
+            return None
+        self._data += data
+        return piece
+
+    def finish(self) -> bool:
+        """Cut the text into tokens; False where there are none."""
+        self.token_ids = self._end
+        if self._data:
+            self.token_ids = self.retokeniser.tokens(self._data) + self._end
+        return bool(self.token_ids)
