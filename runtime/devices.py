@@ -91,9 +91,12 @@ def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> Ope
         raise DeviceError(
             f"the simulator does not know {chip.name}: choose another chip with --soc"
         )
-    compiled = {int(n): bundle.path(path) for n, path in htp.compiled.get(chip.key, {}).items()}
-    _check_binaries(compiled, chip)
-    paths = {int(n): bundle.path(path) for n, path in htp.graphs.items()} | compiled
+    paths = {int(length): bundle.path(path) for length, path in htp.graphs.items()}
+    if device.kind == "npu" or htp.loads_on_simulator:
+        made = htp.compiled.get(chip.key, {})
+        compiled = {int(length): bundle.path(path) for length, path in made.items()}
+        _check_binaries(compiled, chip)
+        paths |= compiled
     model = StaticModel.open(
         paths,
         lambda path: open_qnn_session(path, soc_model=chip.soc_model, simulate=config.simulate),

@@ -39,6 +39,7 @@ class _Group(click.Group):
         "inspect": "Show what is in a bundle.",
         "cache": "Show, join or shrink learned spellings.",
         "devices": "List the chips a bundle can be compiled for.",
+        "doctor": "Check what of the NPU works on this machine.",
         "pull": "Bring a model into the local store.",
     }
 

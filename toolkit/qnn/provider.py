@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 QNN_PROVIDER = "QNNExecutionProvider"
-_FATAL_ONLY = 4
+_ERRORS, _FATAL_ONLY = 3, 4
 """Errors come as exceptions; the log would tell each one three times more, in colour."""
 
 
@@ -56,7 +56,7 @@ def find_htp(*, simulate: bool) -> HtpDevice:
             "elsewhere --simulate, which is slow"
         )
     installation = find_installation()
-    devices = _register(installation)
+    devices = qnn_devices(installation)
     import onnxruntime as ort
 
     npus = tuple(d for d in devices if d.device.type == ort.OrtHardwareDeviceType.NPU)
@@ -100,7 +100,7 @@ def open_qnn_session(
         chosen["htp_performance_mode"] = "burst"
     chosen = check_options(chosen | dict(options))
     try:
-        session = _open(path, device, chosen, {"session.disable_cpu_ep_fallback": "1", **config})
+        session = open_on(device, path, chosen, {"session.disable_cpu_ep_fallback": "1", **config})
     except Exception as error:
         raise DeviceError(
             f"{path} cannot be opened on QNN for soc_model {chosen['soc_model']}: "
@@ -124,13 +124,19 @@ def placement(session: "ort.InferenceSession") -> dict[str, int]:
     return dict(nodes)
 
 
-def _open(
-    path: Path, device: HtpDevice, options: Mapping[str, str], config: Mapping[str, str]
+def open_on(
+    device: HtpDevice,
+    path: Path,
+    options: Mapping[str, str],
+    config: Mapping[str, str],
+    *,
+    is_quiet: bool = True,
 ) -> "ort.InferenceSession":
+    """A session with checked options on a device; whatever onnxruntime raises passes through."""
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
-    settings.log_severity_level = _FATAL_ONLY
+    settings.log_severity_level = _FATAL_ONLY if is_quiet else _ERRORS
     settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     for name, value in config.items():
         settings.add_session_config_entry(name, value)
@@ -147,7 +153,7 @@ def _reason(error: Exception, path: Path, device: HtpDevice, options: Mapping[st
     if "fallback to CPU EP has been explicitly disabled" not in said:
         return f"{said}; `omnidraft-npu doctor` checks the device"
     try:
-        parts = _open(path, device, options, {}).get_provider_graph_assignment_info()
+        parts = open_on(device, path, options, {}).get_provider_graph_assignment_info()
     except Exception:  # noqa: BLE001  # the first error is the one to tell
         return f"{said}; `omnidraft-npu doctor` checks the device"
     if all(part.ep_name != QNN_PROVIDER for part in parts):
@@ -158,7 +164,7 @@ def _reason(error: Exception, path: Path, device: HtpDevice, options: Mapping[st
     return f"it does not take {', '.join(left[:5])}; export the model again for this chip"
 
 
-def _register(installation: Installation) -> tuple[Any, ...]:
+def qnn_devices(installation: Installation) -> tuple[Any, ...]:
     """onnxruntime's QNN devices; the library is registered once a process.
 
     Raises:

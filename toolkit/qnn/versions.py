@@ -25,13 +25,17 @@ class Package:
         return f">={_text(self.lowest)},<{_text(self.below)}"
 
     @property
+    def fix(self) -> str:
+        """The command that installs a version of the range."""
+        return f"pip install '{self.name}{self.needed}'"
+
+    @property
     def problem(self) -> str | None:
         """What is wrong and what to do, in one line; None where nothing is."""
-        fix = f"pip install '{self.name}{self.needed}'"
         if self.installed is None:
-            return f"{self.name} is not installed: {fix}"
+            return f"{self.name} is not installed: {self.fix}"
         if not self.lowest <= _parse(self.installed) < self.below:
-            return f"{self.name} {self.installed} is not {self.needed}{self.reason}: {fix}"
+            return f"{self.name} {self.installed} is not {self.needed}{self.reason}: {self.fix}"
         return None
 
 
