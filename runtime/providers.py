@@ -35,15 +35,13 @@ def open_cpu_session(
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.inter_op_num_threads = 1
     options.intra_op_num_threads = threads or 0
-    # A worker that waits for the next operator spins for 50 us where a target decodes alone: a
-    # token then takes 0.72 of the time. Drafter and target have workers of their own, and
+    # Workers that wait for the next operator spin, as is onnxruntime's default: a target alone
+    # decodes about a quarter faster so. Drafter and target have workers of their own, and
     # spinning ones hold the cores that the other session needs: with both cores of a machine in
-    # demand a round took 2.4 times as long, so there they sleep
+    # demand a round took 6.5 times as long, so sessions that take turns let theirs sleep
     # (benchmarks/README.md, benchmarks/session_options.py).
     if takes_turns:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    else:
-        options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
     try:
         return ort.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
     except Exception as error:
