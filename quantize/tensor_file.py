@@ -110,9 +110,9 @@ def unwritable(path: Path, error: OSError) -> ExportError:
 
 def _packed(levels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """4-bit integers two to a byte; an odd one out is paired with 0."""
-    flat = levels.reshape(-1).view(np.uint8) & 15
+    flat = levels.reshape(-1).view(np.uint8) & np.uint8(15)
     low, high = flat[0::2], np.append(flat[1::2], np.zeros(len(flat) % 2, np.uint8))
-    return low | high << 4
+    return low | high << np.uint8(4)
 
 
 def _entries(fields: Mapping[str, object]) -> "list[onnx.StringStringEntryProto]":

@@ -14,6 +14,10 @@ For S tokens and a cache of C slots, all of batch 1:
 `hidden_states`                  ``[1, S, hidden]``          where asked; after the final norm
 ===============================  ==========================  ================================
 
+A part of the layers takes `layers.{i}.residual` ``[1, S, hidden]`` of the last layer before it
+in place of `input_ids`, and gives that of its own last layer in place of `logits` and
+`hidden_states`; numbers of layers are those of the whole.
+
 The host copies the rows of accepted tokens into any slots it likes: order and place in the
 cache do not matter, since masks and positions are inputs.
 """
@@ -56,6 +60,8 @@ class HtpGraphOptions:
     """Projections with LoRA inputs, where there is a rank."""
     has_hidden_states: bool = False
     """Whether the graphs also give `hidden_states`."""
+    layers: range | None = None
+    """Part of the layers, for a model that fits no context in one; None for all of them."""
 
     def __post_init__(self) -> None:
         if self.context_length < 1:
@@ -99,7 +105,11 @@ def build_htp_decoder(
 
     Raises:
         ExportError: the folder cannot be written.
+        ValueError: `options.layers` is no run of the model's layers.
     """
+    layers = range(config.num_layers) if options.layers is None else options.layers
+    if not 0 <= layers.start < layers.stop <= config.num_layers or layers.step != 1:
+        raise ValueError(f"{layers} is no run of the {config.num_layers} layers")
 
     def read(name: str) -> Floats:
         if tell is not None:
@@ -115,6 +125,7 @@ def build_htp_decoder(
                         config,
                         read,
                         graph,
+                        layers=layers,
                         length=length,
                         context_length=options.context_length,
                         num_positions=options.context_length + max(options.lengths),

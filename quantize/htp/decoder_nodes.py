@@ -34,6 +34,7 @@ class HtpDecoderNodes:
         tensors: Callable[[str], Floats],
         graph: GraphWriter,
         *,
+        layers: range,
         length: int,
         context_length: int,
         num_positions: int,
@@ -46,7 +47,9 @@ class HtpDecoderNodes:
         self._tensors = tensors
         self._graph = graph
         self._residual_scale = _SANDWICH_SCALE if config.has_sandwich_norms else 1.0
+        self._layers = layers
         self._length = length
+        self._hidden_shape = [1, length, config.hidden_size]
         self._context_length = context_length
         self._num_positions = num_positions
         self._lora = LoraBranches(graph, config, rank=lora_rank, modules=lora_modules)
@@ -54,17 +57,25 @@ class HtpDecoderNodes:
 
     def build(self) -> None:
         """Add inputs, nodes, tensors and outputs."""
-        residual = self._embed()
+        first, end = self._layers.start, self._layers.stop
+        residual = self._embed() if first == 0 else self._continue(f"layers.{first - 1}.residual")
         self._add_masks()
         self._add_rotations()
-        for i in range(self._config.num_layers):
+        for i in self._layers:
             at = f"layers.{i}"
             update = self._attention(self._residual_norm(residual, f"{at}.input_norm"), i)
             residual = self._graph.node("Add", [residual, update], f"{at}.attention_residual")
             update = self._mlp(self._residual_norm(residual, f"{at}.mlp_norm"), i)
             residual = self._graph.node("Add", [residual, update], f"{at}.residual")
-        self._head(self._residual_norm(residual, "final_norm", "hidden_states"))
+        if end == self._config.num_layers:
+            self._head(self._residual_norm(residual, "final_norm", "hidden_states"))
+        else:
+            self._graph.output(residual, np.float32, self._hidden_shape)
         self._add_cache_outputs()
+
+    def _continue(self, residual: str) -> str:
+        """What the part before gave, under the name it has in the whole graph."""
+        return self._graph.input(residual, np.float32, self._hidden_shape)
 
     def _embed(self) -> str:
         graph, scale = self._graph, self._config.embedding_scale
@@ -79,7 +90,7 @@ class HtpDecoderNodes:
 
     def _add_masks(self) -> None:
         shape = [1, 1, self._length, self._context_length + self._length]
-        masks = {"attention_mask", *(self._mask(i) for i in range(self._config.num_layers))}
+        masks = {"attention_mask", *(self._mask(i) for i in self._layers)}
         for name in sorted(masks):
             self._graph.input(name, np.float32, shape)
 
@@ -94,7 +105,7 @@ class HtpDecoderNodes:
         """Cosines and sines of the new positions; the query's carry the scale of the scores."""
         graph = self._graph
         positions = graph.input("position_ids", np.int32, [1, self._length])
-        for rope in sorted({self._rope(i) for i in range(self._config.num_layers)}):
+        for rope in sorted({self._rope(i) for i in self._layers}):
             for side in ("query", "key"):
                 for part in ("cos", "sin"):
                     name = f"{rope}.{side}.{part}"
@@ -175,23 +186,24 @@ class HtpDecoderNodes:
     def _head(self, hidden: str) -> None:
         """Logits from the rows of the head as the checkpoint has them, for a tied one is shared."""
         config, graph = self._config, self._graph
-        if config.has_tied_head:
+        if config.has_tied_head and graph.has("embed_tokens.weight"):
             weight = graph.view(
                 "lm_head.weight", "embed_tokens.weight", self._shapes["embed_tokens"]
             )
         else:
-            weight = graph.shared_tensor("lm_head.weight", lambda: self._tensors("lm_head"))
+            source = "embed_tokens" if config.has_tied_head else "lm_head"
+            weight = graph.shared_tensor("lm_head.weight", lambda: self._tensors(source))
         rows = self._reshape(hidden, [self._length, config.hidden_size], "head_rows")
         product = graph.node("Gemm", [rows, weight], "lm_head", transB=1)
         shape = [1, self._length, config.num_logits]
         graph.output(self._reshape(product, list(shape), "logits"), np.float32, shape)
         if self._has_hidden_states:
-            graph.output(hidden, np.float32, [1, self._length, config.hidden_size])
+            graph.output(hidden, np.float32, self._hidden_shape)
 
     def _add_cache_outputs(self) -> None:
         config = self._config
         shape = [1, config.num_kv_heads, self._length, config.head_dim]
-        for i in range(config.num_layers):
+        for i in self._layers:
             for part in ("key", "value"):
                 self._graph.output(f"new.{i}.{part}", np.float32, shape)
 
