@@ -17,8 +17,9 @@ from ..recipes import Recipe
 from ..tensor_file import TensorFile
 from .comparison import Comparison, compare
 from .encodings import Encoding, encode
+from .nbits_graph import build_nbits_graph
 from .qdq_graph import QdqGraph, constants_of
-from .ranges import collect_ranges
+from .ranges import Ranges, collect_ranges
 from .texts import calibration_text
 from .weights import IntegerWeights, Rounding, quantize_weights
 
@@ -96,9 +97,17 @@ def quantize_htp_decoder(
             rounding=rounding,
             tell=lambda done, total: tell("weights", done, total),
         )
-        encodings = _encodings(source[longest], text.windows, config, recipe, tell)
+        encodings = {}
+        if recipe.has_integer_activations:
+            ranges = collect_ranges(
+                source[longest],
+                text.windows,
+                sliding_window=config.sliding_window,
+                tell=lambda done, total: tell("ranges", done, total),
+            )
+            encodings = find_encodings(source[longest], ranges, recipe)
         graphs = {length: options.path(folder, length) for length in source}
-        _write(source, graphs, encodings, weights)
+        write_graphs(source, graphs, encodings, weights)
         shutil.rmtree(scratch / "weights")
         comparison = compare(
             source[longest],
@@ -118,22 +127,10 @@ def quantize_htp_decoder(
     )
 
 
-def _encodings(
-    path: Path,
-    windows: npt.NDArray[np.int64],
-    config: DecoderConfig,
-    recipe: Recipe,
-    tell: Tell,
-) -> dict[str, Encoding]:
-    """Of the values of a float graph, those of the graphs of other lengths included."""
+def find_encodings(path: Path, ranges: Ranges, recipe: Recipe) -> dict[str, Encoding]:
+    """Of the values of the float graph at `path`, which hold for its other lengths too."""
     import onnx
 
-    ranges = collect_ranges(
-        path,
-        windows,
-        sliding_window=config.sliding_window,
-        tell=lambda done, total: tell("ranges", done, total),
-    )
     graph = onnx.load(path, load_external_data=False).graph
     constants = constants_of(graph, path.parent)
     limits = {}
@@ -143,12 +140,20 @@ def _encodings(
     return encode(graph, ranges, limits, recipe.kv_bits or 16)
 
 
-def _write(
+def write_graphs(
     source: dict[int, Path],
     graphs: dict[int, Path],
     encodings: dict[str, Encoding],
     weights: IntegerWeights,
 ) -> None:
+    """Write the quantised graphs and their common data file.
+
+    Args:
+        source: Float graphs by length.
+        graphs: Where the quantised ones go, in one folder.
+        encodings: see `find_encodings`; none for integer weights in a float graph.
+        weights: Of the projections and the head.
+    """
     import onnx
 
     folder = next(iter(graphs.values())).parent
@@ -158,7 +163,10 @@ def _write(
                 graph = onnx.load(path, load_external_data=False).graph
                 with GraphWriter(graphs[length], file, opset=_OPSET) as writer:
                     constants = constants_of(graph, path.parent)
-                    QdqGraph(writer, graph, encodings, weights, constants).build()
+                    if encodings:
+                        QdqGraph(writer, graph, encodings, weights, constants).build()
+                    else:
+                        build_nbits_graph(writer, graph, weights, constants)
     except BaseException:
         for path in graphs.values():
             path.unlink(missing_ok=True)

@@ -50,14 +50,14 @@ class QdqGraph:
         for node in self._source.node:
             self._node(node)
         for value in self._source.output:
-            dtype, shape = _type_of(value)
+            dtype, shape = value_type(value)
             if is_cache_output(value.name):
                 dtype = self._encodings[value.name].dtype
             self._graph.output(value.name, dtype, shape)
 
     def _input(self, value: "onnx.ValueInfoProto") -> None:
         name = value.name
-        dtype, shape = _type_of(value)
+        dtype, shape = value_type(value)
         encoding = self._encodings.get(name)
         if encoding is None:
             self._graph.input(name, dtype, shape)
@@ -182,7 +182,8 @@ def _is_float(tensor: "onnx.TensorProto") -> bool:
     return bool(tensor.data_type == 1)
 
 
-def _type_of(value: "onnx.ValueInfoProto") -> tuple[Any, list[int]]:
+def value_type(value: "onnx.ValueInfoProto") -> tuple[Any, list[int]]:
+    """Type and shape of a graph's input or output."""
     from onnx import helper
 
     tensor = value.type.tensor_type

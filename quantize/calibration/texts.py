@@ -64,7 +64,7 @@ def calibration_text(
     Args:
         path: see `read_calibration_prompts`.
         tokenizer: of the model.
-        context_length: Most tokens a prompt may have.
+        context_length: Most tokens a prompt of the file may have; built-in ones are cut.
         window: Tokens of a window.
 
     Raises:
@@ -72,8 +72,9 @@ def calibration_text(
     """
     where = "the built-in calibration prompts" if path is None else str(path)
     prompts = read_calibration_prompts(path)
+    limit = None if path is None else context_length
     encoded = [
-        _encode(prompt.prompt, tokenizer, context_length, f"{where}: prompt {number}")
+        _encode(prompt.prompt, tokenizer, limit, f"{where}: prompt {number}")
         for number, prompt in enumerate(prompts, start=1)
     ]
     held_out = encoded[_HOLD_OUT_EVERY - 1 :: _HOLD_OUT_EVERY]
@@ -93,9 +94,9 @@ def calibration_text(
     )
 
 
-def _encode(text: str, tokenizer: Tokenizer, context_length: int, where: str) -> list[int]:
+def _encode(text: str, tokenizer: Tokenizer, context_length: int | None, where: str) -> list[int]:
     ids = tokenizer.encode(text, add_special=False)
-    if len(ids) > context_length:
+    if context_length is not None and len(ids) > context_length:
         raise PromptError(
             f"{where} has {len(ids)} tokens, more than the context of {context_length}: "
             "shorten it, or export with a larger --context-length"
