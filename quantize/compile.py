@@ -81,26 +81,37 @@ def _compile(
         "soc_models": [chip.soc_model for chip in chips],
         "share_weights": share_weights,
     }
-    child = subprocess.run(
-        [sys.executable, "-m", _CHILD, json.dumps(job)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if child.returncode == 0:
+    code, said = _run_child([sys.executable, "-m", _CHILD, json.dumps(job)])
+    if code == 0:
         return
-    lines = [line.strip() for line in child.stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     reason = lines[-1] if lines else "it said nothing"
-    if child.returncode != FAILED:
-        reason = f"{_ending(child.returncode)} after: {reason}"
+    if code != FAILED:
+        reason = f"{_ending(code)} after: {reason}"
     names = ", ".join(source.name for source, _ in graphs)
     raise ExportError(
         f"QNN cannot compile {names} for {' and '.join(chip.name for chip in chips)} ({reason}): "
         "try another --htp-precision or a shorter --htp-context-length"
     )
+
+
+def _run_child(command: Sequence[str]) -> tuple[int, str]:
+    """Exit code and stderr of a process that ends when this one does."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as child:
+        assert child.stderr is not None
+        try:
+            said = child.stderr.read()
+        except BaseException:
+            child.kill()
+            raise
+    return child.returncode, said
 
 
 def _ending(code: int) -> str:

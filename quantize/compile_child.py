@@ -1,7 +1,12 @@
-"""Makes context binaries in a process of its own: QNN keeps state, and a fault of its kills."""
+"""Makes context binaries in a process of its own: QNN keeps state, and a fault of its kills.
+
+The process ends with the one that started it: that holds the other end of its stdin.
+"""
 
 import json
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,5 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(FAILED)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.exit(main(sys.argv[1:]))

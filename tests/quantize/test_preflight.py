@@ -1,0 +1,101 @@
+"""What an export for an NPU takes, against what was measured, and told before any work."""
+
+import dataclasses
+
+import pytest
+
+from omnidraft_npu.chips.table import find_chip
+from omnidraft_npu.errors import ConfigError, ExportError
+from omnidraft_npu.quantize.architecture import DecoderConfig, RopeConfig
+from omnidraft_npu.quantize.preflight import check_context, check_disk, check_memory, estimate
+from omnidraft_npu.quantize.recipes import RECIPES
+
+X_ELITE, OLD = find_chip("x-elite"), find_chip("888")
+
+
+def decoder(num_layers, hidden, intermediate, heads, kv_heads, vocab):
+    return DecoderConfig(
+        architecture="llama",
+        num_layers=num_layers,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        num_logits=vocab,
+        context_length=4096,
+        norm_eps=1e-5,
+        rope=RopeConfig(base=10_000.0),
+        layer_types=("full",) * num_layers,
+        attention_scale=1.0,
+    )
+
+
+SMOLLM2 = decoder(30, 576, 1536, 9, 3, 49_152)
+LLAMA_2_7B = decoder(32, 4096, 11_008, 32, 32, 32_000)
+
+
+def estimated(config, recipe, context_length=1024, num_binaries=1):
+    return estimate(
+        config, RECIPES[recipe], context_length=context_length, num_binaries=num_binaries
+    )
+
+
+def test_estimates_fit_what_was_measured():
+    """327 MB and 3.8 GB for SmolLM2-135M in fp16; 115 MB and 1.4 GB for a layer of 7B at 4 bits."""
+    small = estimated(SMOLLM2, "fp16")
+    assert small.weight_bytes == pytest.approx(327e6, rel=0.02)
+    assert small.compile_ram_bytes == pytest.approx(3.8e9, rel=0.15)
+    one, two = (
+        estimated(dataclasses.replace(LLAMA_2_7B, num_layers=n, layer_types=("full",) * n), "w4a16")
+        for n in (1, 2)
+    )
+    assert two.weight_bytes - one.weight_bytes == pytest.approx(115e6, rel=0.01)
+    assert two.compile_ram_bytes - one.compile_ram_bytes == pytest.approx(1.4e9, rel=0.01)
+
+
+def test_the_cache_grows_with_its_bits_and_its_length():
+    def kv(recipe, context_length):
+        return estimated(LLAMA_2_7B, recipe, context_length).kv_bytes
+
+    assert kv("w8a16", 1024) == 2 * 32 * 4096 * 2 * 1024
+    assert kv("fp16", 1024) == 2 * kv("w8a16", 1024)
+    assert kv("w8a16", 2048) == 2 * kv("w8a16", 1024)
+
+
+def test_a_cache_that_does_not_fit_says_how_long_it_may_be():
+    found = estimated(SMOLLM2, "w8a16", context_length=400_000)
+    with pytest.raises(ConfigError, match=r"400,000 tokens.*--htp-context-length \d+ or") as raised:
+        check_context("smollm2", found, [X_ELITE])
+    most = int(str(raised.value).split("--htp-context-length ")[1].split()[0])
+    check_context("smollm2", estimated(SMOLLM2, "w8a16", most), [X_ELITE])
+    with pytest.raises(ConfigError):
+        check_context("smollm2", estimated(SMOLLM2, "w8a16", most + 64), [X_ELITE])
+
+
+def test_weights_that_no_context_holds_are_refused():
+    with pytest.raises(ExportError, match="of weights, a context of Snapdragon X Elite holds"):
+        check_context("llama", estimated(LLAMA_2_7B, "w8a16"), [X_ELITE])
+
+
+def test_an_older_chip_has_less_room():
+    found = estimated(SMOLLM2, "w8a16", context_length=100_000)
+    check_context("smollm2", found, [X_ELITE])
+    with pytest.raises(ConfigError, match="Snapdragon 888 holds"):
+        check_context("smollm2", found, [X_ELITE, OLD])
+
+
+def test_too_little_memory_is_told_with_both_figures_and_where_nothing_is_known_nothing():
+    found = estimated(SMOLLM2, "fp16")
+    with pytest.raises(ExportError, match=r"takes about 4\.2 GB of memory, 1\.0 GB are.*--max-ram"):
+        check_memory("smollm2", found, 10**9)
+    check_memory("smollm2", found, 10**10)
+    check_memory("smollm2", found, None)
+
+
+def test_too_little_disk_is_told_with_both_figures():
+    with pytest.raises(ExportError, match=r"about 2\.0 GB while.*has 1\.0 GB free"):
+        check_disk(2 * 10**9, 10**9, "folder")
+    check_disk(10**9, 10**9, "folder")
+    one, six = (estimated(SMOLLM2, "fp16", num_binaries=n) for n in (1, 6))
+    assert six.disk_bytes - one.disk_bytes == 5 * one.weight_bytes
