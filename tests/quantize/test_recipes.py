@@ -1,0 +1,53 @@
+"""Which recipe a chip gets, and what it is refused."""
+
+import pytest
+
+from omnidraft_npu.chips.table import find_chip
+from omnidraft_npu.errors import ConfigError
+from omnidraft_npu.quantize.recipes import RECIPES, recipe_for
+
+
+@pytest.mark.parametrize(
+    ("chip", "role", "name"),
+    [
+        ("x-elite", "target", "w4a16"),
+        ("x-elite", "drafter", "w8a16"),
+        ("8-elite", "target", "w4a16"),
+        ("8-gen-1", "target", "w8a16"),
+        ("888", "target", "w8a16"),
+    ],
+)
+def test_a_target_gets_4_bits_where_the_chip_can(chip, role, name):
+    assert recipe_for(find_chip(chip), role).name == name
+
+
+@pytest.mark.parametrize("chip", ["888", "qcs6490", "sa8295p"])
+def test_v68_has_one_scale_a_weight_and_a_cache_of_8_bits(chip):
+    recipe = recipe_for(find_chip(chip), "drafter")
+    assert (recipe.weights.granularity, recipe.weights.bits, recipe.kv_bits) == ("tensor", 8, 8)
+    assert recipe.head.granularity == "tensor"
+
+
+def test_the_user_chooses_recipe_and_cache():
+    recipe = recipe_for(find_chip("x-elite"), "target", name="w8a16", kv_bits=16)
+    assert (recipe.name, recipe.kv_bits) == ("w8a16", 16)
+
+
+@pytest.mark.parametrize(
+    ("chip", "options", "message"),
+    [
+        ("x-elite", {"name": "w2a16"}, "no recipe 'w2a16': choose from fp16, w8a16"),
+        ("888", {"name": "w4a16"}, "w4a16 needs Hexagon v73 or later and Snapdragon 888 has v68"),
+        ("888", {"name": "fp16"}, "fp16 computes in fp16, which no source claims"),
+        ("q-6690", {"name": "w4a16-nbits"}, "w4a16-nbits computes in fp16, which no source"),
+        ("888", {"kv_bits": 16}, "takes a cache of 8 bits only: use --kv-bits 8"),
+        ("x-elite", {"name": "fp16", "kv_bits": 8}, "fp16 keeps its cache in floating point"),
+    ],
+)
+def test_what_a_chip_cannot_do_is_refused(chip, options, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe_for(find_chip(chip), "target", **options)
+
+
+def test_every_recipe_says_what_it_may_lose():
+    assert all(0 < recipe.max_loss < 0.1 for recipe in RECIPES.values())
