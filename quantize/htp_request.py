@@ -7,6 +7,7 @@ from pathlib import Path
 from omnidraft_npu.chips.table import Chip, find_chip
 from omnidraft_npu.errors import ConfigError
 
+from .calibration.texts import read_calibration_prompts
 from .compile import check_compilable
 from .recipes import KvBits, Recipe, Role, recipe_for
 from .stages import Facts
@@ -93,11 +94,13 @@ def htp_request(options: HtpOptions, role: Role) -> HtpRequest | None:
         ConfigError: an unknown chip, one that is too old or that nothing can be compiled for
             here, a recipe that a chip cannot run, or chips that need different ones.
         DeviceError: there is no QNN here that can compile.
+        PromptError: the calibration file cannot be read.
     """
     chips = tuple({chip.key: chip for chip in map(find_chip, options.soc)}.values())
     if not chips:
         return None
     check_compilable(chips)
+    read_calibration_prompts(options.calibration)
     recipes = [
         recipe_for(chip, role, name=options.precision, kv_bits=options.kv_bits) for chip in chips
     ]
