@@ -140,7 +140,7 @@ def _search_whole(
     middle = np.floor(ideal / channel + np.float32(1e-3))
     options = (np.clip(middle + shift, 1, MAX_BLOCK_SCALE) for shift in (-1, 0, 1, 2))
     best = _least(part, ((option, option * channel) for option in options), form, diagonal)
-    return best.astype(np.uint8)
+    return np.asarray(best, np.uint8)
 
 
 def search_block_scales(

@@ -50,7 +50,10 @@ class Encoding:
     def levels(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8 | np.uint16]:
         """The nearest level of every value."""
         rounded = np.rint(values / np.float32(self.scale)) + np.float32(self.zero_point)
-        return np.clip(rounded, 0, (1 << self.bits) - 1).astype(self.dtype)
+        levels: npt.NDArray[np.uint8 | np.uint16] = rounded.clip(0, (1 << self.bits) - 1).astype(
+            self.dtype
+        )
+        return levels
 
 
 def is_lora(name: str) -> bool:

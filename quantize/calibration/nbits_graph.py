@@ -3,6 +3,7 @@
 No activation is rounded to integers, so no ranges are needed.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,7 @@ def build_nbits_graph(
             continue
         for name in names.intersection(node.input):
             if not graph.has(name):
-                graph.shared_tensor(name, lambda name=name: constants(name))
+                graph.shared_tensor(name, partial(constants, name))
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         graph.node(node.op_type, node.input, list(node.output), **attributes)
     for value in source.output:
@@ -84,5 +85,9 @@ def pack(weight: IntegerWeight) -> npt.NDArray[np.uint8]:
     out, in_features = weight.levels.shape
     middle = 1 << (weight.bits - 1)
     padded = np.pad(weight.levels, ((0, 0), (0, -in_features % BLOCK)))
-    levels = (padded.astype(np.int16) + middle).astype(np.uint8).reshape(out, -1, BLOCK)
-    return levels if weight.bits == 8 else levels[..., 0::2] | levels[..., 1::2] << 4
+    shifted = (padded.astype(np.int16) + middle).astype(np.uint8)
+    levels: npt.NDArray[np.uint8] = shifted.reshape(out, -1, BLOCK)
+    if weight.bits == 8:
+        return levels
+    high: npt.NDArray[np.uint8] = np.left_shift(levels[..., 1::2], 4, dtype=np.uint8)
+    return levels[..., 0::2] | high

@@ -129,7 +129,7 @@ class QdqGraph:
         """``[in, out]`` for MatMul, ``[out, in]`` for Gemm: outputs are along `out_axis`."""
         graph, scales = self._graph, weight.scales
         factor = scales.channel if len(scales.channel) > 1 else scales.channel[0]
-        axis = {"axis": out_axis} if factor.ndim else {}
+        axis: dict[str, Any] = {"axis": out_axis} if factor.ndim else {}
         levels = graph.shared_tensor(f"{name}.q", lambda: _levels(weight, out_axis))
         scale = graph.shared_tensor(f"{name}.scale", lambda: factor)
         if scales.block is None:

@@ -20,7 +20,10 @@ _PAST = "past_key_values."
 
 
 class StaticGraph:
-    """One graph of the HTP contract and the cache it fills; see `htp.decoder_graph`."""
+    """One graph of the HTP contract and the cache it fills; see `htp.decoder_graph`.
+
+    `lora` holds the factors it is fed, zeros until they are replaced.
+    """
 
     def __init__(self, session: "ort.InferenceSession", *, sliding_window: int | None) -> None:
         """Args: sliding_window is what a sliding layer sees, the current token included."""
@@ -30,7 +33,7 @@ class StaticGraph:
         self.context_length: int = inputs["attention_mask"].shape[3] - self.length
         self._window = sliding_window if "sliding_mask" in inputs else None
         self._outputs = [value.name for value in session.get_outputs()]
-        self._constant = {
+        self.lora = {
             name: np.zeros(value.shape, np.float32)
             for name, value in inputs.items()
             if name.startswith("lora.")
@@ -76,7 +79,7 @@ class StaticGraph:
             "position_ids": positions[None].astype(np.int32),
             "attention_mask": self._mask(positions, None),
             **self._cache,
-            **self._constant,
+            **self.lora,
         }
         if self._window is not None:
             feeds["sliding_mask"] = self._mask(positions, self._window)

@@ -95,7 +95,7 @@ def calibration_text(
 
 
 def _encode(text: str, tokenizer: Tokenizer, context_length: int | None, where: str) -> list[int]:
-    ids = tokenizer.encode(text, add_special=False)
+    ids: list[int] = tokenizer.encode(text, add_special=False)
     if context_length is not None and len(ids) > context_length:
         raise PromptError(
             f"{where} has {len(ids)} tokens, more than the context of {context_length}: "

@@ -6,7 +6,7 @@ layer makes good some of the error it is given. Memory holds one layer.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -49,9 +49,14 @@ class IntegerWeights:
 
     def put(self, name: str, weight: IntegerWeight) -> None:
         """Keep a weight."""
-        block = {} if weight.scales.block is None else {"block": weight.scales.block}
-        arrays = {"levels": weight.levels, "channel": weight.scales.channel, **block}
-        np.savez(self._path(name), bits=np.array(weight.bits), **arrays)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "bits": np.array(weight.bits),
+            "levels": weight.levels,
+            "channel": weight.scales.channel,
+        }
+        if weight.scales.block is not None:
+            arrays["block"] = weight.scales.block
+        np.savez(self._path(name), allow_pickle=False, **arrays)
 
     def get(self, name: str) -> IntegerWeight | None:
         """The weight of a name; None if it stays as it is."""

@@ -1,0 +1,261 @@
+"""Quantised HTP graphs of tiny models: their contract, their accuracy, and the simulator."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from reference_models import random_ids, random_lora
+from simulated_htp import open_simulated, relative_error
+
+from omnidraft_npu.qnn.provider import QNN_PROVIDER, placement
+from omnidraft_npu.quantize.calibration.htp_quantization import quantize_htp_decoder
+from omnidraft_npu.quantize.calibration.static_graph import StaticGraph
+from omnidraft_npu.quantize.htp.decoder_graph import WEIGHTS, HtpGraphOptions
+from omnidraft_npu.quantize.recipes import RECIPES, Recipe
+
+CONTEXT = 32
+QNN_ERROR = 3e-2
+"""Relative L2 of the logits against the CPU provider on the same graph, as the issue asks."""
+
+W8, W4, NBITS = RECIPES["w8a16"], RECIPES["w4a16"], RECIPES["w4a16-nbits"]
+V68 = dataclasses.replace(
+    W8,
+    weights=dataclasses.replace(W8.weights, granularity="tensor"),
+    head=dataclasses.replace(W8.head, granularity="tensor"),
+    kv_bits=8,
+)
+
+
+class Numbers:
+    """A tokenizer that gives every character of the built-in prompts some id of a tiny model."""
+
+    bos_token_id = None
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        return [3 + ord(letter) * 7 % 157 for letter in text[:24]]
+
+
+@pytest.fixture(scope="module")
+def quantized(models, tmp_path_factory):
+    """A model and what a recipe made of it, made once."""
+    made = {}
+
+    def get(variant: str, recipe: Recipe, **options):
+        key = (variant, repr(recipe), repr(options))
+        if key not in made:
+            model = models(variant)
+            graphs = quantize_htp_decoder(
+                model.config,
+                model.tensors.__getitem__,
+                Numbers(),
+                tmp_path_factory.mktemp("graphs"),
+                HtpGraphOptions(**({"lengths": (1, 8), "context_length": CONTEXT} | options)),
+                recipe,
+            )
+            made[key] = model, graphs
+        return made[key]
+
+    return get
+
+
+def run(graph: StaticGraph, ids) -> np.ndarray:
+    return np.concatenate([outputs["logits"][0] for outputs in graph.run(np.array(ids))])
+
+
+def open_cpu(model, path: Path) -> StaticGraph:
+    return StaticGraph.open(path, sliding_window=model.config.sliding_window)
+
+
+@pytest.mark.parametrize(
+    ("variant", "recipe", "bound"),
+    [
+        ("llama", W8, 0.04),
+        ("mistral-sliding", W8, 0.04),
+        ("llama-biases", W8, 0.04),
+        ("qwen2", W8, 0.04),
+        ("qwen3", W8, 0.04),
+        ("gemma3_text", W8, 0.04),
+        ("llama", V68, 0.08),
+        ("llama", W4, 0.4),
+        ("llama", NBITS, 0.4),
+    ],
+)
+def test_logits_stay_near_those_of_transformers(quantized, rng, variant, recipe, bound):
+    """In passes of eight and one by one: every length has the same weights and encodings."""
+    model, made = quantized(variant, recipe)
+    ids = random_ids(rng, 24)
+    expected = model.logits(ids)
+
+    for path in made.graphs.values():
+        assert relative_error(run(open_cpu(model, path), ids), expected) < bound
+
+
+def test_lengths_differ_in_shape_only_and_share_their_weights(quantized):
+    _, made = quantized("llama", W8)
+    folder = made.graphs[1].parent
+    tables = []
+    for path in made.graphs.values():
+        graph = onnx.load(path, load_external_data=False).graph
+        onnx.checker.check_model(path)
+        stored = {t.name: [e.value for e in t.external_data] for t in graph.initializer}
+        small = {
+            t.name: t.SerializeToString()
+            for t in graph.initializer
+            if t.name.startswith(("scale.", "zero."))
+        }
+        tables.append(({n: e for n, e in stored.items() if e}, small))
+
+    assert tables[0] == tables[1]
+    assert {entry[0] for entry in tables[0][0].values()} == {WEIGHTS}
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "length_1.onnx",
+        "length_8.onnx",
+        WEIGHTS,
+    ]
+
+
+@pytest.mark.parametrize(("kv_bits", "kind"), [(8, "UINT8"), (16, "UINT16")])
+def test_the_cache_is_integers_with_zero_in_the_middle(quantized, kv_bits, kind):
+    """The host copies new rows into the cache as they are, so both have one encoding."""
+    _, made = quantized("llama", dataclasses.replace(W8, kv_bits=kv_bits))
+    for path in made.graphs.values():
+        graph = onnx.load(path, load_external_data=False).graph
+        values = {v.name: v for v in [*graph.input, *graph.output]}
+        reads = {node.input[0]: node.input[1:] for node in graph.node if "Dequant" in node.op_type}
+        constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if t.raw_data}
+        for i in range(3):
+            for part in ("key", "value"):
+                past, new = f"past_key_values.{i}.{part}", f"new.{i}.{part}"
+                for name in (past, new):
+                    elem = values[name].type.tensor_type.elem_type
+                    assert onnx.TensorProto.DataType.Name(elem) == kind
+                assert reads[past] == reads[new]
+                assert constants[reads[past][1]] == 1 << (kv_bits - 1)
+        assert values["logits"].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+def test_every_product_reads_integers_but_those_of_adapters(quantized):
+    """An activation without an encoding would run in float, or not at all, unseen."""
+    _, made = quantized("qwen2", W8, lora_rank=2)
+    graph = onnx.load(made.graphs[8], load_external_data=False).graph
+    maker = {name: node for node in graph.node for name in node.output}
+    reader = {name: node for node in graph.node for name in node.input}
+    moved = ("Reshape", "Transpose", "Gather", "Concat")
+    computing = [n for n in graph.node if "Linear" not in n.op_type and n.op_type not in moved]
+    floats = [n.output[0] for n in computing if reader[n.output[0]].op_type != "QuantizeLinear"]
+
+    assert len(computing) > 50
+    assert len(floats) == 2 * 7 * 3
+    assert all(name.endswith((".lora", ".lora_low")) for name in floats)
+    for node in computing:
+        if node.output[0] not in floats and not node.output[0].endswith(".adapted.raw"):
+            for name in node.input:
+                assert maker[name].op_type == "DequantizeLinear", node.name
+
+
+def test_an_adapter_works_that_was_not_there_at_calibration(quantized, rng):
+    model, made = quantized("qwen2", W8, lora_rank=2)
+    ids = random_ids(rng, 8)
+    graph = open_cpu(model, made.graphs[8])
+    zeros = dict(graph.lora)
+    plain = run(graph, ids)
+    lora, _ = random_lora(rng, model, zeros)
+    graph.lora.update({name: value * np.float32(0.5) for name, value in lora.items()})
+    adapted = run(graph, ids)
+    exact = open_float(model, made, lora_rank=2)
+    exact.lora.update(graph.lora)
+
+    assert relative_error(adapted, plain) > 0.1
+    assert relative_error(adapted, run(exact, ids)) < 0.15
+
+
+def open_float(model, made, **options) -> StaticGraph:
+    from omnidraft_npu.quantize.htp.decoder_graph import build_htp_decoder
+
+    folder = made.graphs[8].parent.parent / "float"
+    paths = build_htp_decoder(
+        model.config,
+        model.tensors.__getitem__,
+        folder,
+        HtpGraphOptions(lengths=(8,), context_length=CONTEXT, **options),
+    )
+    return open_cpu(model, paths[8])
+
+
+def test_the_report_tells_the_loss_and_where_it_comes_from(quantized):
+    _, made = quantized("llama", W4)
+    report = made.comparison.to_report()
+
+    assert 0.05 < report["relative_error"] < 0.4
+    assert 0.4 < report["top_1_agreement"] < 1
+    assert report["loss"] == pytest.approx(
+        report["perplexity"] / report["float_perplexity"] - 1, abs=1e-4
+    )
+    assert made.is_accurate == (made.comparison.loss <= W4.max_loss)
+    assert sum(name.startswith("error_after_layer_") for name in report) == 3
+    assert made.calibration == "built-in: 125 prompts, 3264 tokens, 8 at a time beside 32 cached"
+
+
+def test_an_export_beyond_its_bound_is_marked(quantized):
+    _, made = quantized("llama", dataclasses.replace(W4, max_loss=-0.5))
+    assert made.is_accurate is False
+
+
+def test_fp16_quantises_nothing_and_needs_no_text(models, tmp_path):
+    model = models("llama")
+    made = quantize_htp_decoder(
+        model.config,
+        model.tensors.__getitem__,
+        None,
+        tmp_path,
+        HtpGraphOptions(lengths=(8,), context_length=CONTEXT),
+        RECIPES["fp16"],
+    )
+    assert (made.comparison, made.is_accurate, made.calibration) == (None, None, "")
+
+
+def test_nothing_is_left_of_a_failed_export(models, tmp_path):
+    model = models("llama")
+
+    def broken(name):
+        if name == "layers.2.up_proj":
+            raise OSError("gone")
+        return model.tensors[name]
+
+    with pytest.raises(OSError, match="gone"):
+        quantize_htp_decoder(
+            model.config,
+            broken,
+            Numbers(),
+            tmp_path,
+            HtpGraphOptions(lengths=(8,), context_length=CONTEXT),
+            W8,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variant", "recipe", "options"),
+    [
+        ("llama", V68, {}),
+        ("gemma3_text", W8, {}),
+        ("qwen2", W8, {"lora_rank": 2}),
+        ("qwen3", W4, {}),
+        ("llama", NBITS, {}),
+    ],
+    ids=["v68", "w8a16-sliding", "w8a16-lora", "w4a16", "w4a16-nbits"],
+)
+def test_all_nodes_run_on_qnn_as_one_graph_and_agree_with_the_cpu(
+    quantized, rng, variant, recipe, options
+):
+    model, made = quantized(variant, recipe, **options)
+    ids = random_ids(rng, 24)
+    session = open_simulated(made.graphs[8])
+
+    (part,) = session.get_provider_graph_assignment_info()
+    assert placement(session) == {QNN_PROVIDER: len(part.get_nodes())}
+    simulated = StaticGraph(session, sliding_window=model.config.sliding_window)
+    expected = run(open_cpu(model, made.graphs[8]), ids)
+    assert relative_error(run(simulated, ids), expected) < QNN_ERROR
