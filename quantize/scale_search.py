@@ -81,7 +81,9 @@ class IntegerWeight:
 
 def nearest_scales(weight: Floats, form: WeightFormat) -> Scales:
     """The smallest scales that clip no weight: what round-to-nearest goes by."""
-    extreme = np.abs(_blocked(weight)).max(axis=-1).T
+    extreme = np.empty((len(weight), -(-weight.shape[1] // BLOCK)), np.float32)
+    for rows in _row_slices(weight):
+        extreme[rows] = np.abs(_blocked(weight[rows])).max(axis=-1).T
     return _shared(np.maximum(extreme / np.float32(form.highest), _TINY), form)
 
 
@@ -117,8 +119,10 @@ def round_levels(weight: Floats, scales: Scales, form: WeightFormat) -> IntegerW
     """Every weight to its nearest level."""
     out, in_features = weight.shape
     by_block = scales.by_block(out, -(-in_features // BLOCK))
-    steps = np.repeat(by_block, BLOCK, axis=1)[:, :in_features]
-    levels = np.clip(np.rint(weight / steps), form.lowest, form.highest).astype(np.int8)
+    levels = np.empty(weight.shape, np.int8)
+    for rows in _row_slices(weight):
+        steps = np.repeat(by_block[rows], BLOCK, axis=1)[:, :in_features]
+        levels[rows] = np.clip(np.rint(weight[rows] / steps), form.lowest, form.highest)
     return IntegerWeight(levels=levels, scales=scales, bits=form.bits)
 
 
@@ -149,7 +153,8 @@ def search_block_scales(
     """``[out]`` whole numbers for the weights ``[out, BLOCK]`` of one block."""
     part = _blocked(weight)
     ideal = _search_blocks(part, form, diagonal)
-    return _search_whole(part, ideal, channel, form, diagonal)[0]
+    whole: npt.NDArray[np.uint8] = _search_whole(part, ideal, channel, form, diagonal)[0]
+    return whole
 
 
 def block_moments(moments: Floats) -> Floats:
