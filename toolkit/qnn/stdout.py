@@ -3,15 +3,16 @@
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+
+_NOISE = b" # LIBNATIVE: "
+"""How the simulator's line starts, at a process's first session; there is no way to stop it."""
 
 
 @contextlib.contextmanager
 def stdout_fd_to_stderr() -> Iterator[None]:
-    """While it lasts, file descriptor 1 leads where descriptor 2 does.
-
-    The HTP simulator prints a line at a process's first session, with no way to stop it.
-    """
+    """While it lasts, what is written to file descriptor 1 is held back, then goes to stderr."""
     if sys.stdout is not None:
         sys.stdout.flush()
     try:
@@ -19,9 +20,14 @@ def stdout_fd_to_stderr() -> Iterator[None]:
     except OSError:  # stdout is closed: nothing can get there
         yield
         return
-    try:
-        os.dup2(2, 1)
-        yield
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
+    with tempfile.TemporaryFile() as held:
+        try:
+            os.dup2(held.fileno(), 1)
+            yield
+        finally:
+            os.dup2(saved, 1)
+            os.close(saved)
+            held.seek(0)
+            lines = [line for line in held if line.strip() and not line.startswith(_NOISE)]
+            if lines:
+                os.write(2, b"".join(lines))

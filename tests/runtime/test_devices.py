@@ -1,0 +1,178 @@
+"""Where models run is chosen and said; no QNN is needed to see that."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from npu_bundle import CONTEXT, LENGTHS, write_npu_bundle
+from tiny_bundle import write_bundle
+
+from omnidraft_npu.chips.table import find_chip
+from omnidraft_npu.cli import cli
+from omnidraft_npu.config import DeviceConfig
+from omnidraft_npu.errors import DeviceError
+from omnidraft_npu.qnn.provider import HtpDevice
+from omnidraft_npu.runtime import devices
+from omnidraft_npu.runtime.opened_pair import open_pair
+from omnidraft_npu.runtime.providers import open_cpu_session
+
+CPU = "CPUExecutionProvider"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return write_npu_bundle(tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture
+def npu(monkeypatch, tmp_path):
+    """An NPU that is none: its graphs run on the CPU provider."""
+    state = SimpleNamespace(opened=[], kind="npu", error=None)
+
+    def find(*, simulate):
+        if state.error is not None:
+            raise state.error
+        return HtpDevice(kind=state.kind, library=tmp_path, ep_devices=())
+
+    def open_session(path, *, soc_model, simulate):
+        state.opened.append((path.name, soc_model))
+        return open_cpu_session(path, threads=1)
+
+    monkeypatch.setattr(devices, "find_htp", find)
+    monkeypatch.setattr(devices, "open_qnn_session", open_session)
+    return state
+
+
+def run(bundle, *options):
+    arguments = ["run", "-b", str(bundle), "--json", "--raw", "--max-new-tokens", "12"]
+    return CliRunner().invoke(cli, [*arguments, *options, "abc cab"])
+
+
+def stats(result):
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["stats"]
+
+
+def test_auto_takes_the_npu_where_there_is_one_and_says_nothing(bundle, npu):
+    pair = open_pair(bundle, devices=DeviceConfig(soc="x-elite"))
+    assert pair.notice is None
+    for model in (pair.target, pair.drafter):
+        assert model.graph.provider == "QNNExecutionProvider (HTP, soc 60)"
+        assert model.graph.context_length == CONTEXT
+        assert model.precision == "fp16"
+    assert len(npu.opened) == 2 * len(LENGTHS)
+
+
+def test_auto_without_npu_runs_on_the_cpu_and_says_why_once(bundle, npu):
+    npu.error = DeviceError("the driver sleeps")
+    result = run(bundle)
+    assert stats(result)["target_provider"] == stats(result)["draft_provider"] == CPU
+    assert result.stderr.count("target and drafter on the CPU: the driver sleeps") == 1
+
+
+def test_a_bundle_without_npu_graphs_is_told_to_be_exported_again(tmp_path, npu):
+    bundle = write_bundle(tmp_path / "plain")
+    result = run(bundle)
+    assert stats(result)["target_provider"] == CPU
+    assert "no graphs of other for the NPU" in result.stderr
+    strict = run(bundle, "--target-device", "npu")
+    assert strict.exit_code == 5
+    assert "--soc" in strict.stderr
+
+
+def test_npu_is_strict_for_each_model_alone(bundle, npu):
+    npu.error = DeviceError("the driver sleeps")
+    for option in ("--target-device", "--draft-device"):
+        result = run(bundle, option, "npu")
+        assert result.exit_code == 4
+        assert result.stdout == ""
+        assert result.stderr.strip().splitlines()[-1] == "Error: the driver sleeps"
+    assert stats(run(bundle, "--draft-device", "npu", "--no-draft"))["target_provider"] == CPU
+
+
+def test_cpu_is_taken_without_a_word(bundle, npu):
+    result = run(bundle, "--target-device", "cpu", "--draft-device", "cpu")
+    assert stats(result)["target_provider"] == CPU
+    assert "on the CPU:" not in result.stderr
+    assert npu.opened == []
+
+
+def test_each_model_has_its_own_device(bundle, npu):
+    options = ["--soc", "8 elite", "--target-device", "cpu", "--draft-device", "npu"]
+    found = stats(run(bundle, *options, "--proposer", "model"))
+    assert found["target_provider"] == CPU
+    assert found["draft_provider"] == "QNNExecutionProvider (HTP, soc 69)"
+    assert found["proposed"] > 0
+
+
+def test_bench_and_verify_know_the_same_devices(bundle, npu, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "abc cab", "task": "one"}\n')
+    common = ["-b", str(bundle), "--prompts", str(tmp_path / "p.jsonl"), "--json", "--raw"]
+    common += ["--max-new-tokens", "6", "--draft-tokens", "2", "--soc", "x-elite"]
+    checked = CliRunner().invoke(cli, ["verify", *common, "--draft-device", "cpu"])
+    assert checked.exit_code == 0, checked.output
+    found = json.loads(checked.stdout)
+    assert (found["target_provider"], found["draft_provider"]) == (
+        "QNNExecutionProvider (HTP, soc 60)",
+        CPU,
+    )
+    measured = CliRunner().invoke(cli, ["bench", *common, "--repeats", "1"])
+    assert measured.exit_code == 0, measured.output
+    environment = json.loads(measured.stdout)["environment"]
+    assert environment["draft_provider"] == "QNNExecutionProvider (HTP, soc 60)"
+    assert environment["target"]["precision"] == "fp16"
+    npu.error = DeviceError("the driver sleeps")
+    measured = CliRunner().invoke(cli, ["bench", *common, "--repeats", "1"])
+    assert measured.stderr.count("the driver sleeps") == 1
+    assert json.loads(measured.stdout)["environment"]["target"]["precision"] == "fp32"
+
+
+def test_the_chip_is_the_one_named_else_this_machine_s_else_the_bundle_s(bundle, npu, monkeypatch):
+    from omnidraft_npu.qnn import this_chip
+
+    def soc_of(**settings):
+        npu.opened.clear()
+        open_pair(bundle, use_drafter=False, devices=DeviceConfig(**settings))
+        return {soc for _, soc in npu.opened}
+
+    monkeypatch.setattr(this_chip, "find_this_chip", lambda: find_chip("8 gen 3"))
+    assert soc_of(soc="x2-elite") == {88}
+    assert soc_of() == {57}
+    monkeypatch.setattr(this_chip, "find_this_chip", lambda: None)
+    result = run(bundle, "--target-device", "npu")
+    assert result.exit_code == 2
+    assert "--soc" in result.stderr
+    npu.kind = "simulator"
+    assert soc_of() == {60}
+
+
+@pytest.mark.parametrize(
+    ("soc", "code", "words"),
+    [("no-such-chip", 2, "no chip 'no-such-chip'"), ("sm8150", 2, "too old")],
+)
+def test_a_chip_that_cannot_be_is_an_error_even_with_auto(bundle, npu, soc, code, words):
+    result = run(bundle, "--soc", soc)
+    assert result.exit_code == code
+    assert words in result.stderr
+
+
+def test_the_simulator_says_which_chips_it_does_not_know(bundle, npu):
+    npu.kind = "simulator"
+    result = run(bundle, "--soc", "qcs6490", "--target-device", "npu")
+    assert result.exit_code == 4
+    assert "simulator does not know Dragonwing QCS6490" in result.stderr
+
+
+def test_a_model_without_any_graph_that_can_run_names_both_reasons(bundle, npu, tmp_path):
+    import shutil
+
+    root = shutil.copytree(bundle, tmp_path / "bundle")
+    document = json.loads((root / "manifest.json").read_text())
+    for entry in (document["drafter"], *document["targets"].values()):
+        entry["graphs"] = {}
+    (root / "manifest.json").write_text(json.dumps(document))
+    npu.error = DeviceError("the driver sleeps")
+    result = run(root)
+    assert result.exit_code == 5
+    assert "no CPU graph, and the driver sleeps" in result.stderr
