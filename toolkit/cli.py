@@ -34,6 +34,7 @@ class _Group(click.Group):
     COMMANDS: ClassVar[dict[str, str]] = {
         "run": "Answer a prompt, speculatively.",
         "export": "Turn a drafter and targets into a bundle.",
+        "distill": "Train a small drafter for a target.",
         "verify": "Check that drafting leaves the target's text alone.",
         "bench": "Measure acceptance and speed-up, task by task.",
         "inspect": "Show what is in a bundle.",

@@ -5,13 +5,14 @@ and byte range of every tensor, then the bytes. Read here rather than through th
 which loads a whole tensor before it can be converted and needs more than numpy for bf16.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 from omnidraft_npu.errors import CheckpointError
 
-from .stored_tensor import FLOAT_ENCODINGS, StoredTensor, stored_bytes
+from .stored_tensor import FLOAT_ENCODINGS, SCALED_ENCODING, StoredTensor, stored_bytes
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -37,7 +38,18 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise _damaged(path, "its header is not an object")
     header.pop("__metadata__", None)
     start = 8 + length
-    return {name: _stored(path, name, entry, start, file_size) for name, entry in header.items()}
+    found = {name: _stored(path, name, entry, start, file_size) for name, entry in header.items()}
+    return _with_scales(found)
+
+
+def _with_scales(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Give whole numbers the scales that lie beside them, `<name>_scale` with one value a row."""
+    joined = dict(found)
+    for name, stored in found.items():
+        scale = found.get(f"{name}_scale")
+        if stored.encoding == SCALED_ENCODING and scale and scale.shape == stored.shape[:1]:
+            joined[name] = dataclasses.replace(stored, scale=joined.pop(scale.name))
+    return joined
 
 
 def _stored(path: Path, name: str, entry: Any, start: int, file_size: int) -> StoredTensor:
@@ -52,7 +64,8 @@ def _stored(path: Path, name: str, entry: Any, start: int, file_size: int) -> St
         raise _damaged(path, f"its {file_size} bytes end before tensor {name}")
     if begin < 0 or min(shape, default=1) < 0:
         raise _damaged(path, f"its header says nothing usable of tensor {name}")
-    if encoding in FLOAT_ENCODINGS and stored_bytes(shape, encoding) != end - begin:
+    is_known = encoding in (*FLOAT_ENCODINGS, SCALED_ENCODING)
+    if is_known and stored_bytes(shape, encoding) != end - begin:
         raise _damaged(path, f"tensor {name} has {end - begin} bytes for shape {list(shape)}")
     return StoredTensor(name=name, path=path, offset=start + begin, shape=shape, encoding=encoding)
 

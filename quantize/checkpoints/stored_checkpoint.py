@@ -67,7 +67,7 @@ def match_tensors(
                 f"{source}: tensor {names[name]} is missing, of shape {list(shape)}; "
                 "get the checkpoint again"
             )
-        if stored.encoding not in FLOAT_ENCODINGS + BLOCK_ENCODINGS:
+        if stored.encoding not in FLOAT_ENCODINGS + BLOCK_ENCODINGS and stored.scale is None:
             raise CheckpointError(
                 f"{source}: tensor {names[name]} is stored as {stored.encoding}, which is not "
                 f"supported; supported are {', '.join(FLOAT_ENCODINGS + BLOCK_ENCODINGS)}"

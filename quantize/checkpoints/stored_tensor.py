@@ -14,6 +14,8 @@ import numpy.typing as npt
 from omnidraft_npu.errors import CheckpointError
 
 FLOAT_ENCODINGS = ("F32", "F16", "BF16")
+SCALED_ENCODING = "I8"
+"""Whole numbers, read together with a tensor of scales, one a row."""
 BLOCK_ENCODINGS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 # Values an encoding decodes at a time, and the bytes they take in the file.
@@ -21,6 +23,7 @@ _BLOCKS = {
     "F32": (1, 4),
     "F16": (1, 2),
     "BF16": (1, 2),
+    "I8": (1, 1),
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),
     "Q5_0": (32, 22),
@@ -52,7 +55,9 @@ class StoredTensor:
     shape: tuple[int, ...]
     """Slowest dimension first."""
     encoding: str
-    """One of `FLOAT_ENCODINGS`, or of ggml's `BLOCK_ENCODINGS`."""
+    """One of `FLOAT_ENCODINGS`, of ggml's `BLOCK_ENCODINGS`, or `SCALED_ENCODING`."""
+    scale: "StoredTensor | None" = None
+    """``[rows]`` what the rows are multiplied with; for `SCALED_ENCODING` only."""
 
     def read(self) -> npt.NDArray[np.float32]:
         """The values, ``[*shape]``, all finite.
@@ -79,7 +84,10 @@ class StoredTensor:
             raise CheckpointError(
                 f"{self.path.name}: cannot read tensor {self.name}: {error.strerror}"
             ) from error
-        return result.reshape(self.shape)
+        values = result.reshape(self.shape)
+        if self.scale is not None:
+            values *= self.scale.read()[:, None]
+        return values
 
     def _check_finite(self, values: npt.NDArray[np.float32]) -> None:
         if not np.isfinite(values).all():
@@ -93,6 +101,8 @@ class StoredTensor:
 def _decode(raw: npt.NDArray[np.uint8], encoding: str) -> npt.NDArray[np.floating[Any]]:
     """The numbers that some whole blocks stand for (little-endian, as every supported host)."""
     match encoding:
+        case "I8":
+            return raw.view(np.int8).astype(np.float32)
         case "F32":
             return raw.view(np.float32)
         case "F16":
@@ -112,6 +122,8 @@ def have_equal_bytes(one: StoredTensor, other: StoredTensor) -> bool:
     """Whether two tensors are stored alike, bit for bit; reads both, a block at a time."""
     if one == other:
         return True
+    if one.scale is not None or other.scale is not None:
+        return np.array_equal(one.read(), other.read())
     if (one.shape, one.encoding) != (other.shape, other.encoding):
         return False
     left = stored_bytes(one.shape, one.encoding)

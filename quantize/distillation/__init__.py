@@ -1,0 +1,1 @@
+"""Training a small drafter for a target; the only folder here that needs torch."""

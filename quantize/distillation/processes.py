@@ -1,0 +1,58 @@
+"""One process or several under `torchrun`, on CUDA where there is some."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Processes:
+    """This process among those that train together."""
+
+    def __init__(self, rank: int, count: int, device: torch.device) -> None:
+        self.rank, self.count, self.device = rank, count, device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and tells of progress."""
+        return self.rank == 0
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The module with gradients averaged over the processes."""
+        return DistributedDataParallel(module) if self.count > 1 else module
+
+    def agree(self, value: bool) -> bool:
+        """Whether the first process says so."""
+        if self.count == 1:
+            return value
+        flag = torch.tensor([float(value)], device=self.device)
+        dist.broadcast(flag, 0)
+        return bool(flag.item())
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.count > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined_processes() -> Iterator[Processes]:
+    """The processes that `torchrun` started, or this one alone; gloo on CPUs, nccl on GPUs."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    has_cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local) if has_cuda else torch.device("cpu")
+    if has_cuda:
+        torch.cuda.set_device(device)
+    if count == 1:
+        yield Processes(0, 1, device)
+        return
+    dist.init_process_group("nccl" if has_cuda else "gloo")
+    try:
+        yield Processes(rank, count, device)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,277 @@
+"""The torch side of distillation, part by part, on tiny random models."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_checkpoints import write_checkpoint
+from tiny_models import tiny_model
+
+from omnidraft_npu.errors import CheckpointError, ConfigError
+from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
+from omnidraft_npu.quantize.distillation.examples import Batch, ExampleMaker, batches
+from omnidraft_npu.quantize.distillation.folder import write_drafter
+from omnidraft_npu.quantize.distillation.llama import Llama
+from omnidraft_npu.quantize.distillation.loss import batch_logits, held_out_acceptance, law_loss
+from omnidraft_npu.quantize.distillation.starting import (
+    drafter_config,
+    largest_neurons,
+    piece_embeddings,
+    start_from_target,
+)
+from omnidraft_npu.quantize.distillation.teacher import NUM_TOP, Question, Teacher
+from omnidraft_npu.quantize.distillation.teacher_text import (
+    read_responses,
+    shard_path,
+    shard_tokens,
+    write_shard,
+)
+from omnidraft_npu.quantize.distillation.tokenizer import (
+    count_tokens,
+    encoder_of,
+    read_files,
+    train_tokenizer,
+    vocabulary_of,
+    write_files,
+)
+
+CPU = torch.device("cpu")
+PROMPTS = ("the small drafter", "numbers 0 1 2", "def add(a, b):\n", "a bridge", "the large target")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    write_checkpoint(folder, vocab_size=300, tie_word_embeddings=True)
+    return open_checkpoint(folder)
+
+
+@pytest.fixture(scope="module")
+def responses(target):
+    teacher = Teacher(target, (2,), CPU, 300)
+    encoder = encoder_of(target.tokenizer())
+    questions = [
+        Question(
+            task="words", prompt=text, ids=tuple(encoder.encode(text.encode())[0]), temperature=0.0
+        )
+        for text in PROMPTS
+    ]
+    return teacher.answer(questions, 12, seed=0)
+
+
+@pytest.fixture(scope="module")
+def files(target, responses):
+    counts = count_tokens(ids for r in responses for ids in (r.prompt_ids, r.token_ids))
+    return train_tokenizer(counts, vocabulary_of(target.tokenizer()), target.tokenizer(), 280)
+
+
+@pytest.fixture(scope="module")
+def examples(target, responses, files):
+    maker = ExampleMaker(encoder_of(files), vocabulary_of(target.tokenizer()), NUM_TOP)
+    return [maker.make(r, 64) for r in responses]
+
+
+@pytest.fixture
+def drafter(target):
+    torch.manual_seed(0)
+    return Llama(
+        drafter_config(
+            target.config, num_layers=2, intermediate_size=48, vocab_size=280, context_length=64
+        )
+    )
+
+
+def test_the_llama_is_that_of_transformers(target, rng):
+    reference = tiny_model("llama", seed=0, vocab_size=300, tie_word_embeddings=True)
+    model = Llama(target.config)
+    model.load_state_dict(
+        {f"{n}.weight": torch.from_numpy(target.tensor(n)) for n in target.config.tensor_shapes()}
+    )
+    ids = torch.from_numpy(rng.integers(0, 300, (2, 9)))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model.logits(model(ids)), reference(ids).logits, atol=1e-4, rtol=1e-4
+        )
+
+
+def test_answers_do_not_depend_on_those_written_beside_them(target, responses):
+    """Rows of different lengths share a cache, and rows that ended are taken out of it."""
+    teacher = Teacher(target, (2,), CPU, 300)
+    for r in responses:
+        ids = tuple(r.prompt_ids.tolist())
+        question = Question(task="words", prompt=r.prompt, ids=ids, temperature=0.0)
+        (alone,) = teacher.answer([question], 12, seed=5)
+        np.testing.assert_array_equal(alone.token_ids, r.token_ids)
+
+
+def test_greedy_answers_take_the_likeliest_token_and_stop_at_an_end(responses):
+    for r in responses:
+        np.testing.assert_array_equal(r.token_ids, r.top_ids[:, 0])
+        assert 2 not in r.token_ids[:-1]
+        assert (np.diff(r.log_probs.astype(np.float32), axis=1) <= 0).all()
+        assert (np.exp(r.log_probs.astype(np.float32)).sum(axis=1) <= 1.01).all()
+
+
+def test_reading_a_text_gives_the_laws_of_answering_it(target, responses):
+    teacher = Teacher(target, (2,), CPU, 300)
+    r = responses[0]
+    read = teacher.read("text", [*r.prompt_ids.tolist(), *r.token_ids.tolist()])
+    count = len(r.token_ids)
+    np.testing.assert_array_equal(read.token_ids[-count:], r.token_ids)
+    np.testing.assert_allclose(
+        read.log_probs[-count:, 0].astype(float), r.log_probs[:, 0].astype(float), atol=0.1
+    )
+
+
+def test_warm_answers_follow_the_seed(target):
+    teacher = Teacher(target, (), CPU, 300)
+    question = Question(task="words", prompt="a", ids=(70, 71), temperature=2.0)
+    same, again, other = (
+        teacher.answer([question], 12, seed=seed)[0].token_ids.tolist() for seed in (1, 1, 2)
+    )
+    assert same == again != other
+
+
+def test_shards_give_back_what_was_written(tmp_path, responses):
+    write_shard(tmp_path, 3, responses)
+    found = list(read_responses(tmp_path))
+    assert [r.prompt for r in found] == list(PROMPTS)
+    for one, other in zip(found, responses, strict=True):
+        for name in ("prompt_ids", "token_ids", "top_ids", "log_probs"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    assert shard_tokens(shard_path(tmp_path, 3)) == sum(len(r.token_ids) for r in responses)
+
+
+def test_a_damaged_shard_is_named(tmp_path):
+    shard_path(tmp_path, 0).write_bytes(b"not a shard")
+    with pytest.raises(CheckpointError, match=r"00000\.safetensors is damaged"):
+        list(read_responses(tmp_path))
+
+
+def test_the_tokenizer_spells_every_byte_and_keeps_the_ends(tmp_path, files):
+    encoder = encoder_of(files)
+    data = bytes(range(256))
+    pieces, _ = encoder.encode(data)
+    assert b"".join(encoder.vocabulary.token_bytes(i) for i in pieces) == data
+    assert [encoder.vocabulary.special_contents[i] for i in files.eos_token_ids] == ["<eos>"]
+    write_files(tmp_path / "tokenizer", files)
+    assert read_files(tmp_path / "tokenizer") == files
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_refused(target):
+    with pytest.raises(ConfigError, match="vocab_size is 100, must be at least"):
+        train_tokenizer({}, vocabulary_of(target.tokenizer()), target.tokenizer(), 100)
+
+
+def test_examples_spell_the_answer(target, files, responses, examples):
+    tokens, pieces = vocabulary_of(target.tokenizer()), vocabulary_of(files)
+    for r, e in zip(responses, examples, strict=True):
+        answer = e.pieces[e.num_prompt :]
+        text = b"".join(tokens.token_bytes(i) for i in r.token_ids)
+        assert b"".join(pieces.token_bytes(i) for i in answer) == text
+        assert (answer[-1] in files.eos_token_ids) == (r.token_ids[-1] == 2)
+        assert len(e.laws.ids) == len(answer) == len(e.tokens)
+
+
+def test_long_examples_are_cut(target, files, responses):
+    maker = ExampleMaker(encoder_of(files), vocabulary_of(target.tokenizer()), NUM_TOP)
+    example = maker.make(responses[0], 20)
+    assert len(example.pieces) == 20
+    assert len(example.laws.ids) == 20 - example.num_prompt
+    assert maker.make(responses[0], example.num_prompt) is None
+
+
+def test_an_epoch_holds_every_example_once_in_batches_of_the_asked_size(examples):
+    many = examples * 10
+    groups = list(batches(many, 200, np.random.default_rng(0)))
+    assert sum(map(len, groups)) == len(many)
+    assert all(max(len(e.pieces) for e in g) * len(g) <= 200 for g in groups)
+
+
+def test_padding_does_not_change_what_is_learned(drafter, examples):
+    with torch.no_grad():
+        together = batch_logits(drafter, Batch.of(examples), CPU)
+        alone = torch.cat([batch_logits(drafter, Batch.of([e]), CPU) for e in examples])
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+
+
+def test_the_loss_is_least_at_the_law_itself():
+    probs = torch.tensor([[0.5, 0.3, 0.0]])
+    ids = torch.tensor([[4, 2, 0]])
+    law = torch.tensor([[0.1, 0.05, 0.3, 0.05, 0.5]])
+    best = law_loss(law.log(), ids, probs)
+    expected = -(0.5 * np.log(0.5) + 0.3 * np.log(0.3) + 0.2 * np.log(0.2))
+    assert float(best) == pytest.approx(expected, abs=1e-5)
+    for other in (law.flip(1), torch.full((1, 5), 0.2)):
+        assert law_loss(other.log(), ids, probs) > best
+
+
+def test_acceptance_counts_tokens_whose_every_piece_is_right(examples):
+    class Oracle:
+        """Says the next piece, or always piece 0."""
+
+        def __init__(self, is_right):
+            self.is_right = is_right
+
+        def __call__(self, ids):
+            following = torch.roll(ids, -1, 1)
+            return torch.nn.functional.one_hot(following * self.is_right, 280).float()
+
+        def logits(self, states):
+            return states
+
+    right = held_out_acceptance(Oracle(1), [examples], CPU)
+    assert right["words"] > 0.9
+    assert held_out_acceptance(Oracle(0), [examples], CPU) == {"words": 0.0}
+
+
+def test_a_start_from_the_target_takes_over_what_is_equal(target, files, drafter):
+    tokens = vocabulary_of(target.tokenizer())
+    start_from_target(
+        drafter, target, (0, 2), vocabulary_of(files), encoder_of(target.tokenizer()), tokens
+    )
+    np.testing.assert_array_equal(
+        drafter.layers[1].q_proj.weight.detach(), target.tensor("layers.2.q_proj")
+    )
+    assert drafter.layers[0].down_proj.weight.shape == (64, 48)
+
+
+def test_a_piece_starts_as_the_mean_of_its_spelling(target, files):
+    tokens, pieces = vocabulary_of(target.tokenizer()), vocabulary_of(files)
+    embedding = target.tensor("embed_tokens")
+    encoder = encoder_of(target.tokenizer())
+    rows = piece_embeddings(embedding, pieces, encoder, tokens, num_rows=290)
+    assert rows.shape == (290, 64)
+    for piece in (10, pieces.size - 1):
+        spelled, _ = encoder.encode(pieces.token_bytes(piece))
+        np.testing.assert_allclose(rows[piece], embedding[spelled].mean(axis=0), rtol=1e-5)
+    np.testing.assert_array_equal(rows[files.eos_token_ids[0]], embedding[2])
+
+
+def test_the_largest_neurons_are_kept():
+    layer = {name: np.ones((4, 3), np.float32) for name in ("gate_proj", "up_proj")}
+    layer["down_proj"] = np.array([[1, 3, 2, 4]] * 3, np.float32)
+    np.testing.assert_array_equal(largest_neurons(layer, 2), [1, 3])
+
+
+def test_a_written_drafter_is_read_back_within_its_rounding(tmp_path, drafter, files):
+    write_drafter(tmp_path, drafter, files)
+    found = open_checkpoint(tmp_path)
+    assert found.config.has_tied_head
+    assert found.tokenizer().eos_token_ids == files.eos_token_ids
+    for name in found.config.tensor_shapes():
+        values = drafter.get_parameter(f"{name}.weight").detach().numpy()
+        step = np.abs(values).max(axis=-1, keepdims=True) / 127
+        # Half a step, and what a scale of 16 bits adds.
+        assert (np.abs(found.tensor(name) - values) <= 0.6 * step + 1e-6).all(), name
+
+
+def test_a_scale_of_the_wrong_shape_is_refused(tmp_path, drafter, files):
+    from safetensors.numpy import load_file, save_file
+
+    write_drafter(tmp_path, drafter, files)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.embed_tokens.weight"
+    tensors[f"{name}_scale"] = tensors[f"{name}_scale"][:5]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="stored as I8, which is not supported"):
+        open_checkpoint(tmp_path)

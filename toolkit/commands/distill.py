@@ -1,0 +1,177 @@
+"""`omnidraft-npu distill`: train a small drafter for a target."""
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..prompts import TaskPrompt, read_prompts
+
+if TYPE_CHECKING:
+    from omnidraft_npu.quantize.distillation.training import Progress
+
+_LINE_EVERY_S = 30.0
+
+
+@click.command(name="distill")
+@click.option("--target", required=True, help="Model to draft for: name, hub id or path.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder of the run; the drafter comes to lie in `drafter` there.",
+)
+@click.option(
+    "--prompts",
+    "prompt_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="JSON lines with `prompt` and `task` for the target to answer, instead of built-in ones.",
+)
+@click.option(
+    "--corpus",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="UTF-8 text for the target to read; may be repeated.",
+)
+@click.option(
+    "--text-tokens",
+    type=int,
+    default=1_000_000,
+    show_default=True,
+    help="Tokens that the target writes.",
+)
+@click.option(
+    "--max-new-tokens", type=int, default=320, show_default=True, help="Most tokens of an answer."
+)
+@click.option("--hours", type=float, help="Most wall time of training, earlier runs included.")
+@click.option(
+    "--max-pieces",
+    type=int,
+    default=20_000_000,
+    show_default=True,
+    help="Pieces to train on, repetitions included.",
+)
+@click.option("--vocab-size", type=int, default=8192, show_default=True)
+@click.option(
+    "--layers",
+    default="0,1,-1",
+    show_default=True,
+    help="Layers of the target that the drafter's begin as.",
+)
+@click.option("--intermediate-size", type=int, default=768, show_default=True)
+@click.option("--learning-rate", type=float, default=1e-3, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+def command(
+    target: str,
+    output: Path,
+    prompt_files: tuple[Path, ...],
+    corpus: tuple[Path, ...],
+    text_tokens: int,
+    max_new_tokens: int,
+    hours: float | None,
+    max_pieces: int,
+    vocab_size: int,
+    layers: str,
+    intermediate_size: int,
+    learning_rate: float,
+    seed: int,
+    resume: bool,
+) -> None:
+    """Train a drafter with its own vocabulary, for a target and any other.
+
+    The target answers prompts and reads the corpus; a vocabulary is learned from that text;
+    a few of the target's layers are trained to say what the target would say. The best
+    drafter by held-out acceptance is kept. Several processes or GPUs: torchrun.
+
+    \b
+    Examples:
+      omnidraft-npu distill --target smollm2-135m -o run --hours 3
+      omnidraft-npu distill --target smollm2-135m -o run --hours 6 --resume
+      omnidraft-npu export --drafter run/drafter --target smollm2-135m -o bundle
+    """
+    from omnidraft_npu.quantize.distillation.requirements import parse_layers, require_torch
+
+    require_torch()
+    prompts: list[TaskPrompt] = [p for path in prompt_files for p in read_prompts(path)]
+
+    from omnidraft_npu.quantize.distillation.distill import DistillRequest, DrafterShape, distill
+    from omnidraft_npu.quantize.distillation.training import TrainingConfig
+    from omnidraft_npu.store.local import resolve_model
+
+    request = DistillRequest(
+        target=resolve_model(target),
+        output=output,
+        prompts=tuple(prompts),
+        corpus=corpus,
+        text_tokens=text_tokens,
+        max_new_tokens=max_new_tokens,
+        shape=DrafterShape(
+            vocab_size=vocab_size,
+            layers=parse_layers(layers),
+            intermediate_size=intermediate_size,
+        ),
+        training=TrainingConfig(
+            max_pieces=max_pieces, max_hours=hours, learning_rate=learning_rate, seed=seed
+        ),
+        resume=resume,
+    )
+    try:
+        progress = distill(request, _Lines())
+    except KeyboardInterrupt:
+        click.echo(f"what is done is kept in {output}: go on with --resume", err=True)
+        raise
+    best = f", held-out acceptance {progress.best:.3f}" if progress.best >= 0 else ""
+    drafter = shlex.quote(str(output / "drafter"))
+    click.echo(
+        f"{drafter}: {progress.step} steps, {progress.seen_pieces} pieces{best}. "
+        f"Next: omnidraft-npu export --drafter {drafter} --target {shlex.quote(target)} -o bundle",
+        err=True,
+    )
+
+
+class _Lines:
+    """One line on stderr for each part that is done, and now and then in between."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, float] = {}
+        self._looks = 0
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """Items done of a stage, and their total."""
+        if self._is_due(name) or done >= total:
+            click.echo(f"{name}: {done} of {total}", err=True)
+
+    def training(self, progress: "Progress", loss: float, seconds_left: float) -> None:
+        """Loss, the last held-out acceptance, time left."""
+        is_new = len(progress.curve) > self._looks
+        if not (self._is_due("training") or is_new):
+            return
+        self._looks = len(progress.curve)
+        click.echo(
+            f"training: step {progress.step}, {progress.seen_pieces} pieces, loss {loss:.3f}"
+            f"{_acceptance(progress)}, {seconds_left / 60:.0f} min left",
+            err=True,
+        )
+
+    def _is_due(self, name: str) -> bool:
+        now = time.monotonic()
+        is_due = now - self._shown.get(name, -_LINE_EVERY_S) >= _LINE_EVERY_S
+        if is_due:
+            self._shown[name] = now
+        return is_due
+
+
+def _acceptance(progress: "Progress") -> str:
+    if not progress.curve:
+        return ""
+    last = progress.curve[-1]
+    tasks = [f"{name} {value:.2f}" for name, value in last.items() if name not in _NOT_TASKS]
+    return f", held-out acceptance {', '.join(tasks)}"
+
+
+_NOT_TASKS = ("step", "pieces", "seconds", "loss")
