@@ -1,0 +1,137 @@
+"""Training examples on disk: bounded, erasable, whole or not there."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnidraft_npu.distillation import PieceLaws
+from omnidraft_npu.replay import Example, ReplayBuffer
+
+TOP = 4
+
+
+def example(seed=0, num_context=5, num_response=7):
+    rng = np.random.default_rng(seed)
+    probs = rng.dirichlet(np.ones(TOP), num_response).astype(np.float32)
+    return Example(
+        pieces=rng.integers(0, 99, num_context + num_response).astype(np.int32),
+        laws=PieceLaws(ids=rng.integers(0, 99, (num_response, TOP)).astype(np.int32), probs=probs),
+    )
+
+
+@pytest.fixture
+def buffer(tmp_path):
+    return ReplayBuffer(folder=tmp_path / "replay" / "target", pair="a-b")
+
+
+def test_examples_come_back_in_the_order_they_were_kept(buffer):
+    kept = [example(seed) for seed in range(12)]
+    for one in kept:
+        buffer.append(one)
+    read = list(ReplayBuffer(folder=buffer.folder, pair="a-b").examples())
+    for one, other in zip(kept, read, strict=True):
+        np.testing.assert_array_equal(one.pieces, other.pieces)
+        np.testing.assert_array_equal(one.laws.ids, other.laws.ids)
+        np.testing.assert_allclose(one.laws.probs, other.laws.probs, atol=1e-3)
+
+
+def test_the_oldest_go_where_the_bytes_would_not_suffice(tmp_path):
+    probe = ReplayBuffer(folder=tmp_path / "probe", pair="a-b")
+    probe.append(example())
+    buffer = ReplayBuffer(folder=tmp_path / "replay", pair="a-b", max_bytes=3 * probe.num_bytes + 1)
+    kept = [example(seed) for seed in range(6)]
+    for one in kept:
+        buffer.append(one)
+    assert buffer.num_bytes <= buffer.max_bytes
+    read = list(buffer.examples())
+    assert len(read) == 3
+    np.testing.assert_array_equal(read[0].pieces, kept[3].pieces)
+
+
+def test_an_example_larger_than_the_budget_is_kept_alone(tmp_path):
+    buffer = ReplayBuffer(folder=tmp_path, pair="a-b", max_bytes=1)
+    buffer.append(example(1))
+    buffer.append(example(2))
+    (read,) = buffer.examples()
+    np.testing.assert_array_equal(read.pieces, example(2).pieces)
+
+
+def test_forgetting_leaves_nothing(buffer):
+    buffer.append(example())
+    (buffer.folder / ".00000002.safetensors.x1.tmp").write_bytes(b"half of it")
+    assert buffer.forget() == 1
+    assert len(buffer) == 0
+    assert not list(buffer.folder.iterdir())
+
+
+def test_examples_of_another_pair_are_passed_over_and_kept(buffer):
+    buffer.append(example())
+    other = ReplayBuffer(folder=buffer.folder, pair="a-c")
+    assert list(other.examples()) == []
+    assert len(buffer) == 1
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
+def test_a_damaged_example_is_said_and_passed_over(buffer, caplog, damage):
+    for seed in range(3):
+        buffer.append(example(seed))
+    path = sorted(buffer.folder.iterdir())[1]
+    data = path.read_bytes()
+    path.write_bytes(
+        {"truncate": data[:-9], "flip": b"\xff" * 16 + data[16:], "empty": b""}[damage]
+    )
+    assert len(list(buffer.examples())) == 2
+    (record,) = caplog.records
+    assert path.name in record.getMessage()
+
+
+def test_probabilities_that_are_no_numbers_are_passed_over(buffer, caplog):
+    bad = example()
+    bad.laws.probs[0, 0] = np.nan
+    buffer.append(bad)
+    assert list(buffer.examples()) == []
+    assert caplog.records
+
+
+def test_a_full_disk_leaves_the_others(buffer, monkeypatch):
+    buffer.append(example())
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    with pytest.raises(OSError, match="No space"):
+        buffer.append(example(1))
+    assert len(list(buffer.examples())) == len(list(buffer.folder.iterdir())) == 1
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_replay import example
+from omnidraft_npu.replay import ReplayBuffer
+buffer = ReplayBuffer(folder=Path(sys.argv[2]), pair="a-b")
+for seed in range(100000):
+    buffer.append(example(seed))
+    print(seed, flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_no_example_that_was_acknowledged_is_lost_to_a_kill(tmp_path):
+    command = [sys.executable, "-c", WRITER, str(Path(__file__).parent), str(tmp_path)]
+    acknowledged = 0
+    for wait in (0.0, 0.003, 0.011):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            writer.stdout.readline()
+            time.sleep(wait)
+            writer.kill()
+            acknowledged += 1 + len(writer.stdout.read().splitlines())
+        read = list(ReplayBuffer(folder=tmp_path, pair="a-b").examples())
+        assert acknowledged <= len(read) <= acknowledged + 3

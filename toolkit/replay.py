@@ -1,0 +1,152 @@
+"""Training examples on disk: bounded, erasable, and safe against a crash at any moment.
+
+Each response is a file of its own, written beside its place and renamed into it, so an
+example is there as a whole or not at all, and none is lost that `append` returned from. Files
+are numbered as they come; no clock has a say in what is old. A file holds what the update
+needs and no more: the drafter's pieces of the response and what led to it, and for each piece
+the target's likeliest pieces with their probabilities.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .distillation import Floats, Ids, PieceLaws
+from .errors import BundleError
+from .files import atomic_path
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+DEFAULT_MAX_BYTES = 64 * 2**20
+
+_NAME = re.compile(r"(\d{8})\.safetensors")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Example:
+    """One response in the drafter's pieces, and what the target said before each of them."""
+
+    pieces: Ids
+    """``[context + response]``"""
+    laws: PieceLaws
+    """``[response, top]`` for the last pieces."""
+
+    @property
+    def num_response(self) -> int:
+        """Pieces at the end that are the response's."""
+        return len(self.laws.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayBuffer:
+    """The examples of one target: `state/replay/<target>/` of a bundle."""
+
+    folder: Path
+    pair: str
+    """Content hashes of drafter and target; examples of others are passed over."""
+    max_bytes: int = DEFAULT_MAX_BYTES
+
+    def append(self, example: Example) -> None:
+        """Keep an example; the oldest go where all would take more than `max_bytes`.
+
+        Raises:
+            OSError: it cannot be written; the others are as they were.
+        """
+        from safetensors.numpy import save_file
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tensors: dict[str, npt.NDArray[Any]] = {
+            "pieces": example.pieces,
+            "top_ids": example.laws.ids,
+            "top_probs": example.laws.probs.astype(np.float16),
+        }
+        metadata = {"format_version": str(FORMAT_VERSION), "pair": self.pair}
+        files = self._files()
+        number = 1 + (int(files[-1].stem) if files else 0)
+        path = self.folder / f"{number:08}.safetensors"
+        with atomic_path(path) as temporary:
+            save_file(tensors, temporary, metadata)
+        self._evict([*files, path])
+
+    def examples(self) -> Iterator[Example]:
+        """All that can be read, the oldest first; a damaged file is said, and passed over."""
+        for path in self._files():
+            try:
+                example = self._read(path)
+            except BundleError as error:
+                logger.warning("a training example is passed over: %s", error)
+                continue
+            if example is not None:
+                yield example
+
+    def forget(self) -> int:
+        """Erase all examples, also what a crash left half-written; gives their number."""
+        files = self._files()
+        for path in [*files, *self.folder.glob(".*.tmp")]:
+            path.unlink(missing_ok=True)
+        return len(files)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the examples take on disk."""
+        return sum(path.stat().st_size for path in self._files())
+
+    def __len__(self) -> int:
+        return len(self._files())
+
+    def _files(self) -> list[Path]:
+        if not self.folder.is_dir():
+            return []
+        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def _evict(self, files: list[Path]) -> None:
+        sizes = [path.stat().st_size for path in files]
+        excess = sum(sizes) - self.max_bytes
+        for path, size in zip(files[:-1], sizes, strict=False):
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= size
+
+    def _read(self, path: Path) -> Example | None:
+        """One example; None for another pair's.
+
+        Raises:
+            BundleError: the file is damaged or of another format.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "numpy") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format_version") != str(FORMAT_VERSION):
+                    raise ValueError(f"its format version is {metadata.get('format_version')}")
+                if metadata.get("pair") != self.pair:
+                    return None
+                pieces = file.get_tensor("pieces")
+                ids, probs = file.get_tensor("top_ids"), file.get_tensor("top_probs")
+            _check(pieces, ids, probs.astype(np.float32))
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise BundleError(f"{path} cannot be read ({error}): delete it") from error
+        return Example(pieces=pieces, laws=PieceLaws(ids=ids, probs=probs.astype(np.float32)))
+
+
+def _check(pieces: Ids, ids: Ids, probs: Floats) -> None:
+    fits = (
+        pieces.ndim == 1
+        and ids.ndim == 2
+        and ids.shape == probs.shape
+        and 0 < len(ids) <= len(pieces)
+        and min(pieces.min(), ids.min()) >= 0
+        and bool(np.isfinite(probs).all())
+        and float(probs.min()) >= 0
+    )
+    if not fits:
+        raise ValueError("its arrays do not fit together")
