@@ -143,7 +143,8 @@ class HtpDecoderNodes:
     def _attend(self, query: str, index: int) -> str:
         """Softmax attention over the cache and the new rows, ``[1, S, heads * head_dim]``.
 
-        The queries that share a key head are rows of one product, so no key is repeated.
+        The queries that share a key head are rows of one product, so no key is repeated; as
+        an Einsum, which QNN makes a product with turned keys, the cache is not transposed.
         """
         config, graph, at = self._config, self._graph, f"layers.{index}"
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -151,8 +152,10 @@ class HtpDecoderNodes:
         rows = self._length * heads // kv_heads
         keys, values = self._extend(index, "key"), self._extend(index, "value")
         grouped = self._reshape(query, [1, kv_heads, rows, dim], f"{at}.query_grouped")
-        turned = graph.node("Transpose", [keys], f"{at}.keys_turned", perm=[0, 1, 3, 2])
-        scores = graph.node("MatMul", [grouped, turned], f"{at}.scores_grouped")
+        rows_by_keys = "bkrd,bktd->bkrt"
+        scores = graph.node(
+            "Einsum", [grouped, keys], f"{at}.scores_grouped", equation=rows_by_keys
+        )
         scores = self._reshape(scores, [1, heads, self._length, total], f"{at}.scores")
         masked = graph.node("Add", [scores, self._mask(index)], f"{at}.masked")
         weights = graph.node("Softmax", [masked], f"{at}.weights", axis=-1)
