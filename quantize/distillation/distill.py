@@ -32,6 +32,7 @@ from .starting import drafter_config, start_from_target
 from .teacher import NUM_TOP, Question, Teacher
 from .teacher_text import read_responses, shard_path, shard_tokens, write_shard
 from .tokenizer import (
+    MIN_PIECES,
     count_tokens,
     encoder_of,
     read_files,
@@ -61,6 +62,11 @@ class DrafterShape:
     def __post_init__(self) -> None:
         if not self.layers:
             raise ConfigError("layers is empty, must name at least one of the target's layers")
+        if self.vocab_size <= MIN_PIECES:
+            raise ConfigError(
+                f"vocab_size is {self.vocab_size}, must be at least {MIN_PIECES + 1}: "
+                "one piece a byte, and the end of a response"
+            )
         for name in ("intermediate_size", "context_length"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
@@ -115,8 +121,11 @@ class Watcher(Protocol):
         ...
 
 
-def distill(request: DistillRequest, watcher: Watcher) -> Progress:
+def distill(request: DistillRequest, watcher: Watcher) -> Progress | None:
     """Make or continue a drafter in ``request.output``; it lies in the folder `drafter` there.
+
+    Returns:
+        How far the training came; None in every process but the first.
 
     Raises:
         ConfigError: an earlier run is in the way or was asked for other things; no room.
@@ -130,6 +139,8 @@ def distill(request: DistillRequest, watcher: Watcher) -> Progress:
     tokenizer = Tokenizer.from_documents(files.tokenizer_json, files.tokenizer_config)
     require_plain_decoder(target.config, request.target.name)
     require_all_bytes(tokenizer, vocabulary, request.target.name)
+    for index in request.shape.layers:
+        _layer(index, target.config.num_layers)
     model = _drafter(request, target)
     require_room(
         request.output,
@@ -141,7 +152,8 @@ def distill(request: DistillRequest, watcher: Watcher) -> Progress:
         _claim(request, processes)
         run = _Run(request, target, files, tokenizer, vocabulary, processes, watcher)
         run.write_text(corpus)
-        return run.train(model)
+        progress = run.train(model)
+        return progress if processes.is_first else None
 
 
 def _drafter(request: DistillRequest, target: Checkpoint) -> Llama:
@@ -183,6 +195,13 @@ def _claim(request: DistillRequest, processes: Processes) -> None:
         request.output.mkdir(parents=True, exist_ok=True)
         write_json(settings, request.identity())
     processes.wait()
+
+
+def _layer(index: int, count: int) -> int:
+    """A layer of the target, counted from its start."""
+    if not -count <= index < count:
+        raise ConfigError(f"layers names {index}, but the target has {count} layers")
+    return index % count
 
 
 class _Run:
@@ -243,7 +262,7 @@ class _Run:
         if checkpoint.is_file():
             trainer.restore(checkpoint)
         else:
-            layers = [self._layer(i) for i in request.shape.layers]
+            layers = [_layer(i, self._target.config.num_layers) for i in request.shape.layers]
             start_from_target(
                 model, self._target, layers, pieces, encoder_of(self._files), self._vocabulary
             )
@@ -322,12 +341,6 @@ class _Run:
                 f"{self._request.output} holds no text to learn from: ask for more --text-tokens"
             )
         return examples, held_out
-
-    def _layer(self, index: int) -> int:
-        count = self._target.config.num_layers
-        if not -count <= index < count:
-            raise ConfigError(f"layers names {index}, but the target has {count} layers")
-        return index % count
 
     def _tell(self, name: str, done: int, total: int) -> None:
         if self._processes.is_first:

@@ -125,6 +125,8 @@ def command(
     except KeyboardInterrupt:
         click.echo(f"what is done is kept in {output}: go on with --resume", err=True)
         raise
+    if progress is None:
+        return
     best = f", held-out acceptance {progress.best:.3f}" if progress.best >= 0 else ""
     drafter = shlex.quote(str(output / "drafter"))
     click.echo(

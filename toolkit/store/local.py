@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..drafters import packaged_drafter
 from ..errors import StoreError
 from .builtin_models import BUILTIN_MODELS, BuiltinModel, find_builtin
 
@@ -52,7 +53,8 @@ def models_folder() -> Path:
 def resolve_model(name_or_path: str) -> Path:
     """The GGUF file or Hugging Face folder that a name or path stands for.
 
-    A path that exists always wins; then a built-in name, then a hub id, if pulled.
+    A path that exists always wins; then a built-in name, then a hub id, if pulled; then the
+    drafter that ships with the package.
 
     Raises:
         StoreError: there is no such path and no such model in the store.
@@ -60,7 +62,7 @@ def resolve_model(name_or_path: str) -> Path:
     path = Path(name_or_path).expanduser()
     if name_or_path and path.exists():
         return path
-    found = stored_path(name_or_path)
+    found = stored_path(name_or_path) or packaged_drafter(name_or_path)
     if found is not None:
         return found
     if find_builtin(name_or_path) is not None or is_hub_id(name_or_path):
