@@ -92,7 +92,6 @@ def command(
     Examples:
       omnidraft-npu distill --target smollm2-135m -o run --hours 3
       omnidraft-npu distill --target smollm2-135m -o run --hours 6 --resume
-      omnidraft-npu export --drafter run/drafter --target smollm2-135m -o bundle
     """
     from omnidraft_npu.quantize.distillation.requirements import parse_layers, require_torch
 
