@@ -15,9 +15,13 @@ X_ELITE = 60
 """QNN's number of the chip."""
 
 
+def has_simulator() -> bool:
+    return (sys.platform, platform.machine()) == ("linux", "x86_64")
+
+
 def open_simulated(path: Path, soc_model: int = X_ELITE) -> Any:
     """A strict session on the simulator; skips on machines that have none."""
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+    if not has_simulator():
         pytest.skip("the simulator of the HTP is for x86_64 Linux only")
     return open_qnn_session(path, soc_model=soc_model, simulate=True)
 
