@@ -26,6 +26,8 @@ class Recipe:
     """Of the product that gives the logits."""
     has_integer_activations: bool = True
     """Whether values between operators are 16-bit integers; otherwise they are fp16."""
+    has_float_residual: bool = True
+    """Whether the stream that layers add to stays in fp16, with integer activations elsewhere."""
     kv_bits: KvBits | None = None
     """Of the cache, which the host then copies as integers; None for floating point."""
     max_loss: float
@@ -98,6 +100,8 @@ def recipe_for(
         if kv_bits is not None:
             raise ConfigError(f"{name} keeps its cache in floating point: leave out the KV bits")
         return recipe
+    if not chip.fp16:
+        recipe = replace(recipe, has_float_residual=False)
     if chip.arch == 68:
         recipe = _for_v68(recipe, chip, kv_bits)
     return recipe if kv_bits is None else replace(recipe, kv_bits=kv_bits)

@@ -137,7 +137,13 @@ def find_encodings(path: Path, ranges: Ranges, recipe: Recipe) -> dict[str, Enco
     for table in {node.input[0] for node in graph.node if node.op_type == "Gather"}:
         values = constants(table)
         limits[table] = (float(values.min()), float(values.max()))
-    return encode(graph, ranges, limits, recipe.kv_bits or 16)
+    return encode(
+        graph,
+        ranges,
+        limits,
+        kv_bits=recipe.kv_bits or 16,
+        has_float_residual=recipe.has_float_residual,
+    )
 
 
 def write_graphs(

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..graph_writer import GraphWriter
 from ..scale_search import BLOCK, IntegerWeight
-from .encodings import Encoding, is_cache_input, is_cache_output, is_lora, raw
+from .encodings import Encoding, is_cache_input, is_cache_output, raw
 from .weights import IntegerWeights
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class QdqGraph:
         self._weights = weights
         self._constants = constants
         self._tensors = {tensor.name: tensor for tensor in source.initializer}
+        activations = {name for node in source.node for name in node.output}
+        activations |= {v.name for v in source.input if value_type(v)[0] == np.float32}
+        self._kept = activations - encodings.keys()
+        """Activations that stay in floating point."""
         self._floats: dict[str, str] = {}
         """Values whose name is that of their integers, and what the floats are called."""
 
@@ -75,8 +79,14 @@ class QdqGraph:
         (output,) = node.output
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         weight = self._weight_of(node)
-        inputs = [self._operand(name, node.op_type, weight) for name in node.input]
-        if is_lora(output):
+        reads_floats = not self._kept.isdisjoint(node.input)
+        inputs = [
+            self._constant(name, reads_floats, weight, node.op_type)
+            if name in self._tensors
+            else self._floats.get(name, name)
+            for name in node.input
+        ]
+        if output in self._kept:
             self._graph.node(node.op_type, inputs, output, **attributes)
             return
         self._graph.node(node.op_type, inputs, raw(output), **attributes)
@@ -99,23 +109,21 @@ class QdqGraph:
         self._quantize(value, kept, name)
         self._floats[name] = self._dequantize(name, kept, f"{name}.float")
 
-    def _operand(self, name: str, op: str, weight: IntegerWeight | None) -> str:
-        """The value a node reads; a constant is added when first read."""
-        if name not in self._tensors:
-            return self._floats.get(name, name)
-        if not _is_float(self._tensors[name]):
+    def _constant(self, name: str, is_kept: bool, weight: IntegerWeight | None, op: str) -> str:
+        """A constant as a node reads it; it is added when first read.
+
+        A weight has its own levels; another float constant 16 bits, in the encoding of what is
+        looked up in it if anything is. Beside a float activation it stays as it is.
+        """
+        if is_kept or not _is_float(self._tensors[name]):
             if not self._graph.has(name):
                 self._graph.shared_tensor(name, lambda: self._constants(name))
             return name
-        if not self._graph.has(f"{name}.float"):
-            if weight is None:
-                self._constant(name)
-            else:
-                self._weight(name, weight, out_axis=1 if op == "MatMul" else 0)
-        return f"{name}.float"
-
-    def _constant(self, name: str) -> None:
-        """A float constant with 16 bits, in the encoding of what is looked up in it if any is."""
+        if self._graph.has(f"{name}.float"):
+            return f"{name}.float"
+        if weight is not None:
+            self._weight(name, weight, out_axis=1 if op == "MatMul" else 0)
+            return f"{name}.float"
         encoding = self._encodings.get(name)
         if encoding is None:
             values = self._constants(name)
@@ -123,7 +131,7 @@ class QdqGraph:
         levels = self._graph.shared_tensor(
             f"{name}.q", lambda: encoding.levels(self._constants(name))
         )
-        self._dequantize(levels, encoding, f"{name}.float")
+        return self._dequantize(levels, encoding, f"{name}.float")
 
     def _weight(self, name: str, weight: IntegerWeight, *, out_axis: int) -> None:
         """``[in, out]`` for MatMul, ``[out, in]`` for Gemm: outputs are along `out_axis`."""

@@ -1,6 +1,7 @@
 """Quantised HTP graphs of tiny models: their contract, their accuracy, and the simulator."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ QNN_ERROR = 3e-2
 W8, W4, NBITS = RECIPES["w8a16"], RECIPES["w4a16"], RECIPES["w4a16-nbits"]
 V68 = dataclasses.replace(
     W8,
+    has_float_residual=False,
     weights=dataclasses.replace(W8.weights, granularity="tensor"),
     head=dataclasses.replace(W8.head, granularity="tensor"),
     kv_bits=8,
@@ -136,23 +138,30 @@ def test_the_cache_is_integers_with_zero_in_the_middle(quantized, kv_bits, kind)
         assert values["logits"].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
-def test_every_product_reads_integers_but_those_of_adapters(quantized):
+@pytest.mark.parametrize("has_float_residual", [True, False])
+def test_all_but_residual_stream_and_adapters_is_computed_in_integers(
+    quantized, has_float_residual
+):
     """An activation without an encoding would run in float, or not at all, unseen."""
-    _, made = quantized("qwen2", W8, lora_rank=2)
+    recipe = dataclasses.replace(W8, has_float_residual=has_float_residual)
+    _, made = quantized("qwen2", recipe, lora_rank=2)
     graph = onnx.load(made.graphs[8], load_external_data=False).graph
     maker = {name: node for node in graph.node for name in node.output}
     reader = {name: node for node in graph.node for name in node.input}
     moved = ("Reshape", "Transpose", "Gather", "Concat")
     computing = [n for n in graph.node if "Linear" not in n.op_type and n.op_type not in moved]
-    floats = [n.output[0] for n in computing if reader[n.output[0]].op_type != "QuantizeLinear"]
+    floats = {n.output[0] for n in computing if reader[n.output[0]].op_type != "QuantizeLinear"}
 
     assert len(computing) > 50
-    assert len(floats) == 2 * 7 * 3
-    assert all(name.endswith((".lora", ".lora_low")) for name in floats)
+    lora = {name for name in floats if name.endswith((".lora", ".lora_low"))}
+    assert len(lora) == 2 * 7 * 3
+    residuals = {f"layers.{i}.{part}residual" for i in range(3) for part in ("attention_", "")}
+    assert floats - lora == (residuals if has_float_residual else set())
     for node in computing:
         if node.output[0] not in floats and not node.output[0].endswith(".adapted.raw"):
-            for name in node.input:
-                assert maker[name].op_type == "DequantizeLinear", node.name
+            made_by = {maker[name].op_type for name in node.input if name in maker}
+            is_norm = has_float_residual and node.op_type == "RMSNormalization"
+            assert is_norm or made_by == {"DequantizeLinear"}, node.name
 
 
 def test_an_adapter_works_that_was_not_there_at_calibration(quantized, rng):
@@ -188,6 +197,7 @@ def test_the_report_tells_the_loss_and_where_it_comes_from(quantized):
     _, made = quantized("llama", W4)
     report = made.comparison.to_report()
 
+    assert json.loads(json.dumps(report)) == report
     assert 0.05 < report["relative_error"] < 0.4
     assert 0.4 < report["top_1_agreement"] < 1
     assert report["loss"] == pytest.approx(
