@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from click.testing import CliRunner
 from tiny_checkpoints import SENTENCES, write_checkpoint
 
@@ -18,6 +19,15 @@ SMALL = (
     *("--text-tokens", "150", "--max-new-tokens", "12", "--vocab-size", "280"),
     *("--layers", "0,-1", "--intermediate-size", "48"),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tiny products take longer on several threads, by far so on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +134,6 @@ def test_more_pieces_train_on_from_the_checkpoint(finished, target, corpus, tmp_
     more = ("--corpus", str(corpus), "--max-pieces", "9000", "--resume")
     result = distill(target, output, *more)
     assert result.exit_code == 0, result.output
-    import torch
-
     before, after = (
         torch.load(run / "checkpoint.pt", weights_only=True)["progress"]
         for run in (finished, output)

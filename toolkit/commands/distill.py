@@ -98,7 +98,8 @@ def command(
     require_torch()
     prompts: list[TaskPrompt] = [p for path in prompt_files for p in read_prompts(path)]
 
-    from omnidraft_npu.quantize.distillation.distill import DistillRequest, DrafterShape, distill
+    from omnidraft_npu.quantize.distillation.distill import distill
+    from omnidraft_npu.quantize.distillation.request import DistillRequest, DrafterShape
     from omnidraft_npu.quantize.distillation.training import TrainingConfig
     from omnidraft_npu.store.local import resolve_model
 

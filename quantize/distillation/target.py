@@ -1,0 +1,41 @@
+"""The target as distillation sees it: opened, and found fit to be a teacher."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnidraft_npu.bridge.vocabulary import Vocabulary
+from omnidraft_npu.text.tokenizer import Tokenizer
+
+from ..checkpoints.checkpoint import Checkpoint, TokenizerFiles
+from ..checkpoints.open_checkpoint import open_checkpoint
+from .requirements import require_all_bytes, require_plain_decoder
+from .tokenizer import vocabulary_of
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DistillTarget:
+    """One target and what is needed of its tokenizer."""
+
+    checkpoint: Checkpoint
+    files: TokenizerFiles
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+
+
+def open_target(path: Path) -> DistillTarget:
+    """The target at `path`; reads no tensor.
+
+    Raises:
+        CheckpointError: it is damaged or not supported.
+        ConfigError: its architecture cannot be run as a teacher.
+        TokenizerError: its tokenizer is not known, or cannot write every byte.
+    """
+    checkpoint = open_checkpoint(path)
+    files = checkpoint.tokenizer()
+    tokenizer = Tokenizer.from_documents(files.tokenizer_json, files.tokenizer_config)
+    vocabulary = vocabulary_of(files)
+    require_plain_decoder(checkpoint.config, path.name)
+    require_all_bytes(tokenizer, vocabulary, path.name)
+    return DistillTarget(
+        checkpoint=checkpoint, files=files, tokenizer=tokenizer, vocabulary=vocabulary
+    )

@@ -1,0 +1,116 @@
+"""The vocabulary and the training of a run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from omnidraft_npu.errors import CheckpointError, ConfigError
+
+from ..checkpoints.checkpoint import TokenizerFiles
+from .examples import Example, ExampleMaker
+from .folder import write_drafter
+from .llama import Llama
+from .processes import Processes
+from .request import DistillRequest, Watcher
+from .starting import start_from_target
+from .target import DistillTarget
+from .teacher import NUM_TOP
+from .teacher_text import Response, read_responses
+from .text_stage import text_folders
+from .tokenizer import (
+    count_tokens,
+    encoder_of,
+    read_files,
+    train_tokenizer,
+    write_files,
+)
+from .training import Progress, Trainer
+
+
+def train_drafter(
+    request: DistillRequest,
+    target: DistillTarget,
+    model: Llama,
+    processes: Processes,
+    watcher: Watcher,
+) -> Progress:
+    """Train `model` on the text of a run, from its checkpoint if there is one.
+
+    Raises:
+        CheckpointError: there is no text, or a file is damaged.
+        ConfigError: the vocabulary leaves no room for the markup.
+    """
+    files = _own_tokenizer(request, target, processes)
+    encoder = encoder_of(files)
+    maker = ExampleMaker(encoder, target.vocabulary, NUM_TOP)
+    examples, held_out = _examples(request, maker)
+    trainer = Trainer(model, request.training, processes)
+    checkpoint = request.output / "checkpoint.pt"
+    if checkpoint.is_file():
+        trainer.restore(checkpoint)
+    else:
+        count = target.checkpoint.config.num_layers
+        start_from_target(
+            model,
+            target.checkpoint,
+            [layer_number(i, count) for i in request.shape.layers],
+            encoder.vocabulary,
+            encoder_of(target.files),
+            target.vocabulary,
+        )
+    trainer.run(
+        examples,
+        held_out,
+        checkpoint,
+        watcher.training if processes.is_first else lambda *_: None,
+        lambda best: write_drafter(request.output / "drafter", best, files),
+    )
+    return trainer.progress
+
+
+def layer_number(index: int, count: int) -> int:
+    """A layer of the target, counted from its start.
+
+    Raises:
+        ConfigError: the target has fewer layers.
+    """
+    if not -count <= index < count:
+        raise ConfigError(f"layers names {index}, but the target has {count} layers")
+    return index % count
+
+
+def _own_tokenizer(
+    request: DistillRequest, target: DistillTarget, processes: Processes
+) -> TokenizerFiles:
+    """The drafter's tokenizer, made by the first process once."""
+    folder = request.output / "tokenizer"
+    if processes.is_first and not folder.is_dir():
+        texts = (ids for r in _responses(request.output) for ids in (r.prompt_ids, r.token_ids))
+        counts = count_tokens(texts)
+        size = request.shape.vocab_size
+        write_files(folder, train_tokenizer(counts, target.vocabulary, target.files, size))
+    processes.wait()
+    return read_files(folder)
+
+
+def _examples(request: DistillRequest, maker: ExampleMaker) -> tuple[list[Example], list[Example]]:
+    """What is learned, and the greedy answers that are held out of it."""
+    examples: list[Example] = []
+    held_out: list[Example] = []
+    for response in _responses(request.output):
+        example = maker.make(response, request.max_example_pieces)
+        if example is None:
+            continue
+        if not response.is_held_out:
+            examples.append(example)
+        elif response.is_greedy:
+            held_out.append(example)
+    if not examples:
+        raise CheckpointError(
+            f"{request.output} holds no text to learn from: ask for more --text-tokens"
+        )
+    return examples, held_out
+
+
+def _responses(output: Path) -> Iterator[Response]:
+    for folder in text_folders(output):
+        yield from read_responses(folder)
