@@ -44,26 +44,28 @@ RECIPES: dict[str, Recipe] = {
             name="w8a16",
             weights=WeightFormat(bits=8, granularity="channel"),
             head=_HEAD,
-            kv_bits=16,
+            kv_bits=8,
             max_loss=0.01,
         ),
         Recipe(
             name="w4a16",
             weights=WeightFormat(bits=4, granularity="block"),
             head=_HEAD,
-            kv_bits=16,
+            kv_bits=8,
             max_loss=0.08,
         ),
         Recipe(
             name="w4a16-nbits",
             weights=WeightFormat(bits=4, granularity="block"),
-            head=WeightFormat(bits=8, granularity="block"),
+            head=_HEAD,
             has_integer_activations=False,
             max_loss=0.08,
         ),
     )
 }
-"""`w4a16` is LPBQ; `w4a16-nbits` is MatMulNBits, which computes in fp16 and so needs no ranges."""
+"""The cache has 8 bits by default: the HTP multiplies 16-bit activations by no more than the
+upper half of another 16-bit activation, so that more would be stored than is read.
+`w4a16` is LPBQ; `w4a16-nbits` is MatMulNBits, which computes in fp16 and so needs no ranges."""
 
 
 def recipe_for(

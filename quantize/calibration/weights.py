@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.files import atomic_path
+
 from ..architecture import DecoderConfig
 from ..error_feedback import round_with_feedback
 from ..input_sizes import RandomTokens
@@ -56,7 +58,8 @@ class IntegerWeights:
         }
         if weight.scales.block is not None:
             arrays["block"] = weight.scales.block
-        np.savez(self._path(name), allow_pickle=False, **arrays)
+        with atomic_path(self._path(name)) as path, path.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
 
     def get(self, name: str) -> IntegerWeight | None:
         """The weight of a name; None if it stays as it is."""
@@ -97,7 +100,7 @@ def quantize_weights(
         tensors: Gives a tensor by its canonical name.
         windows: ``[n, length]`` calibration text.
         recipe: Formats; nothing is done where it has none.
-        weights: Where the results go.
+        weights: Where the results go; those that lie there already are taken over.
         rounding: How.
         tell: Told the layers done and their total.
     """
@@ -118,8 +121,10 @@ def quantize_weights(
             moments = _moments(x)
             revised = dict(layer)
             for part in _PARTS[group]:
-                weight = _round(layer[part], form, moments, rounding)
-                weights.put(prefix + part, weight)
+                weight = weights.get(prefix + part)
+                if weight is None:
+                    weight = _round(layer[part], form, moments, rounding)
+                    weights.put(prefix + part, weight)
                 revised[part] = weight.dequantize()
             return revised
 

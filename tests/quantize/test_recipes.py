@@ -49,5 +49,12 @@ def test_what_a_chip_cannot_do_is_refused(chip, options, message):
         recipe_for(find_chip(chip), "target", **options)
 
 
+@pytest.mark.parametrize(
+    ("chip", "is_float"), [("x-elite", True), ("888", False), ("sa8295p", True)]
+)
+def test_the_residual_stream_is_fp16_where_the_chip_computes_in_it(chip, is_float):
+    assert recipe_for(find_chip(chip), "drafter").has_float_residual is is_float
+
+
 def test_every_recipe_says_what_it_may_lose():
     assert all(0 < recipe.max_loss < 0.1 for recipe in RECIPES.values())
