@@ -125,6 +125,11 @@ class _ExactRows:
         return self
 
 
+def _allowed(weights: np.ndarray, sampling: SamplingConfig) -> np.ndarray:
+    """In place of logits come weights; where one is ruled out as a logit is, it is 0."""
+    return np.where(weights == -np.inf, Fraction(0), weights)
+
+
 @contextmanager
 def exact_arithmetic(max_thinned: int = 0) -> Iterator[pytest.MonkeyPatch]:
     """Decoding takes the rows of `ExactModel` for laws, in both models.
@@ -133,7 +138,7 @@ def exact_arithmetic(max_thinned: int = 0) -> Iterator[pytest.MonkeyPatch]:
     """
     with pytest.MonkeyPatch.context() as patch:
         for module in (walk, text_walk):
-            patch.setattr(module, "to_weights", lambda weights, sampling: weights.copy())
+            patch.setattr(module, "to_weights", _allowed)
         patch.setattr(speculative, "TargetLaw", _ExactRows)
         patch.setattr(verification, "_MAX_THINNED", max_thinned)
         yield patch

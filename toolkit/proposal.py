@@ -1,6 +1,8 @@
 """What a proposer offers in one round."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -67,14 +69,16 @@ class Visit:
     node: int
     branch: int
     """Index among the node's children, or `STOP`."""
-    branch_probs: Probs | None = None
-    """``[children + 1]`` the law the branch was drawn from: each child, then STOP (0 at the
-    root). None: all of it was on `branch`, as in greedy drafting."""
+    branch_prob: Any = 1
+    """Probability that `branch` was drawn with."""
+    law: Callable[[], Probs] | None = None
+    """Makes `branch_probs`, which only a rejection needs."""
 
-    @property
-    def branch_prob(self) -> Any:
-        """Probability that `branch` was drawn with."""
-        return 1 if self.branch_probs is None else self.branch_probs[self.branch]
+    @cached_property
+    def branch_probs(self) -> Probs | None:
+        """``[children + 1]`` the law the branch was drawn from: each child, then STOP (0 at the
+        root). None: all of it was on `branch`, as in greedy drafting."""
+        return None if self.law is None else self.law()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ class Sampler:
         self._is_long = len(weights) > 4 * _BLOCK
         if self._is_long:
             starts = np.arange(0, len(weights), _BLOCK)
-            sums = np.add.reduceat(weights, starts, dtype=sum_type(weights))
+            sums = np.add.reduceat(weights, starts)
         self._sums = np.cumsum(sums, dtype=sum_type(weights))
 
     @property
@@ -82,7 +82,8 @@ def to_weights(logits: Logits, config: SamplingConfig) -> Probs:
     In the order of Hugging Face's processors: temperature, top-k, top-p, min-p.
     """
     weights: Probs = np.subtract(logits, logits.max(initial=-np.inf), dtype=np.float32)
-    weights *= np.float32(1 / config.temperature)
+    if config.temperature != 1.0:
+        weights *= np.float32(1 / config.temperature)
     np.exp(weights, out=weights)
     if config.top_k:
         keep_top_k(weights, config.top_k)

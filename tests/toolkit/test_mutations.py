@@ -75,7 +75,8 @@ def test_mass_of_the_children_left_in_the_law_after_stop_is_noticed(monkeypatch)
             for piece, prob in zip(pieces.tolist(), stop.branch_probs, strict=False):
                 if piece in roots:
                     law[roots.index(piece)] += prob / stop.branch_probs[STOP]
-            visits = [stop, replace(start, branch_probs=law * (1 / law.sum()))]
+            law = law * (1 / law.sum())
+            visits = [stop, replace(start, law=lambda: law, branch_prob=law[start.branch])]
         return visits
 
     monkeypatch.setattr(TrieWalk, "_sample", unsound)

@@ -77,9 +77,9 @@ def test_a_logit_that_is_not_a_number_does_not_let_an_unmapped_piece_through(tri
     row = logits(A)
     row[UNMAPPED] = np.nan
     walk, pieces, _ = draw(trie, row)
-    assert (pieces, walk.token_ids) == ([None], [])
+    assert (pieces, walk.token_ids) == ([A], [10])
     walk, pieces, _ = draw(trie, logits(A), row)
-    assert (pieces, walk.token_ids) == ([A, None], [10])
+    assert (pieces, walk.token_ids) == ([A, A], [10, 10])
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)

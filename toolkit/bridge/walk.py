@@ -6,11 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..proposal import ROOT, STOP, PieceTrie, Probs, Visit
-from ..sampling import Draw, Sampler, to_weights, total
+from ..sampling import Draw, Sampler, to_weights
 from .spelling import Spellings
 from .trie import SpellingTrie
 
 Logits = npt.NDArray[np.float32]
+_NO_PIECES = np.empty(0, np.int32)
 
 
 class Walk(Protocol):
@@ -104,16 +105,14 @@ class TrieWalk:
         if largest >= self._num_pieces:
             raise ValueError(f"the trie holds piece {largest}, the drafter has {self._num_pieces}")
         self.trie = trie
-        self._start_at = np.full(self._num_pieces, -1)
-        self._start_at[pieces] = np.arange(len(pieces))
+        self._starts = pieces.astype(np.int64)
         aliases = trie.aliases[np.isin(trie.aliases[:, 1], pieces)]
         self._aliases: dict[int, int] = dict(aliases.tolist())
-        self._starts = np.concatenate([pieces, aliases[:, 0]]).astype(np.int64)
-        self._alias_starts = self._start_at[aliases[:, 1]]
+        is_start = np.zeros(self._num_pieces, np.bool_)
+        is_start[pieces] = is_start[[*self._aliases]] = True
+        self._others = np.flatnonzero(~is_start)
+        """Pieces that begin no token."""
         self._scratch = np.empty(self._num_pieces, np.float32)
-        self._root_mask = np.full(self._num_pieces, -np.inf, np.float32)
-        self._root_mask[pieces] = 0.0
-        self._root_mask[[*self._aliases]] = 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -200,29 +199,49 @@ class TrieWalk:
         same law without the children.
         """
         node = self._node
-        children = self.trie.children(node)[0] if node != ROOT else self._starts[:0]
+        children = self.trie.children(node)[0] if node != ROOT else _NO_PIECES
         if node != ROOT and not len(self.trie.tokens(node)):
             weights = to_weights(logits[children], draw.sampling)
             visit = _draw_branch(node, weights, 0, draw)
             return None if visit is None else [visit]
-        allowed = np.concatenate([logits[children], logits.take(self._starts)])
+        if not len(self._starts):
+            return None
+        allowed = logits.copy()
+        allowed[self._others] = -np.inf
+        allowed[children] = logits[children]
         weights = to_weights(allowed, draw.sampling)
-        extending, starting = weights[: len(children)], weights[len(children) :]
-        num_aliases = len(self._alias_starts)
-        if num_aliases:
-            starting, aliased = starting[:-num_aliases], starting[-num_aliases:]
-        at = self._start_at[children]
-        starting[at[at >= 0]] = 0
-        if num_aliases:
-            np.add.at(starting, self._alias_starts, aliased)
+        extending = weights[children]
+        weights[children] = 0
+        starting = Sampler(weights)
         visits: list[Visit] = []
         if node != ROOT:
-            visit = _draw_branch(node, extending, total(starting), draw)
+            visit = _draw_branch(node, extending, starting.total, draw)
             if visit is None or visit.branch != STOP:
                 return None if visit is None else [visit]
             visits.append(visit)
-        visit = _draw_branch(ROOT, starting, 0, draw)
+        visit = self._draw_start(weights, starting, draw)
         return None if visit is None else [*visits, visit]
+
+    def _draw_start(self, weights: Probs, sampler: Sampler, draw: Draw) -> Visit | None:
+        """A branch of the root by the ``[pieces]`` weights of what begins a token."""
+        if not sampler.total > 0:
+            return None
+        scale = 1 / sampler.total
+        piece = self._resolve(sampler.draw(draw.rng))
+        equal = [piece, *(alias for alias, start in self._aliases.items() if start == piece)]
+        branch = self._branch(ROOT, piece)
+        assert branch is not None, "weights of other pieces are 0"
+        starts, aliases = self._starts, self._aliases
+
+        def law() -> Probs:
+            probs = np.append(weights[starts], weights.dtype.type(0))
+            for alias, start in aliases.items():
+                probs[starts.searchsorted(start)] += weights[alias]
+            probs *= weights.dtype.type(scale)
+            return probs
+
+        prob = sum(weights[equal].tolist()) * scale
+        return Visit(node=ROOT, branch=branch, branch_prob=prob, law=law)
 
     def _choose(self, logits: Logits) -> list[Visit] | None:
         """The branches of the most likely allowed piece."""
@@ -245,7 +264,9 @@ class TrieWalk:
         best = self._resolve(int(logits.argmax()))
         if self._branch(node, best) is not None or self._branch(ROOT, best) is not None:
             return best
-        masked = np.add(logits, self._root_mask, out=self._scratch)
+        masked = self._scratch
+        np.copyto(masked, logits)
+        masked[self._others] = -np.inf
         if node != ROOT:
             masked[children] = logits[children]
         return self._resolve(int(masked.argmax()))
@@ -269,4 +290,9 @@ def _draw_branch(node: int, weights: Probs, stop: Any, draw: Draw) -> Visit | No
         return None
     branch = sampler.draw(draw.rng)
     law *= number(1 / sampler.total)
-    return Visit(node=node, branch=branch if branch < len(weights) else STOP, branch_probs=law)
+    return Visit(
+        node=node,
+        branch=branch if branch < len(weights) else STOP,
+        branch_prob=law[branch],
+        law=lambda: law,
+    )
