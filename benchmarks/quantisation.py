@@ -69,7 +69,7 @@ def main() -> None:
         )
         done("weights")
     graphs = {128: options.path(arguments.work / name / f"kv{recipe.kv_bits}", 128)}
-    write_graphs(source, graphs, find_encodings(source[128], ranges, recipe), weights)
+    write_graphs(source, graphs, find_encodings(source[128], ranges, recipe), weights, recipe)
     done("quantised graph")
     ids = tokenizer.encode(arguments.text.read_text(encoding="utf-8"), add_special=False)
     judged = np.array(ids[: arguments.windows * WINDOW]).reshape(arguments.windows, WINDOW)

@@ -28,6 +28,8 @@ class Recipe:
     """Whether values between operators are 16-bit integers; otherwise they are fp16."""
     has_float_residual: bool = True
     """Whether the stream that layers add to stays in fp16, with integer activations elsewhere."""
+    has_rotary_operator: bool = True
+    """Whether the chip has an operator for rotary embeddings of integers."""
     kv_bits: KvBits | None = None
     """Of the cache, which the host then copies as integers; None for floating point."""
     max_loss: float
@@ -110,10 +112,11 @@ def recipe_for(
 
 
 def _for_v68(recipe: Recipe, chip: Chip, kv_bits: KvBits | None) -> Recipe:
-    """With one scale a weight and 8 bits for the cache: v68 multiplies nothing else."""
+    """One scale a weight and 8 bits for the cache, as v68 multiplies nothing else; and no operator
+    for rotary embeddings, which QNN promises and then cannot prepare."""
     if kv_bits == 16:
         raise ConfigError(
             f"{chip.name} (Hexagon v68) takes a cache of 8 bits only: use --kv-bits 8"
         )
     whole = WeightFormat(bits=8, granularity="tensor")
-    return replace(recipe, weights=whole, head=whole, kv_bits=8)
+    return replace(recipe, weights=whole, head=whole, kv_bits=8, has_rotary_operator=False)

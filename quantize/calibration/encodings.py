@@ -42,6 +42,17 @@ class Encoding:
         scale = float(np.float32(max(high - low, 1e-8) / top))
         return cls(bits=bits, scale=scale, zero_point=round(-low / scale))
 
+    def times(self, *others: "Encoding") -> "Encoding":
+        """An encoding for products of a value of this one with one of any of the others."""
+        factor = max(other.largest for other in others)
+        limit = self.largest * factor
+        return Encoding.of_range(-limit, limit, 16)
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude a level stands for."""
+        return self.scale * max(self.zero_point, (1 << self.bits) - 1 - self.zero_point)
+
     @property
     def dtype(self) -> npt.DTypeLike:
         """Of the levels."""

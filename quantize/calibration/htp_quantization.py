@@ -107,7 +107,7 @@ def quantize_htp_decoder(
             )
             encodings = find_encodings(source[longest], ranges, recipe)
         graphs = {length: options.path(folder, length) for length in source}
-        write_graphs(source, graphs, encodings, weights)
+        write_graphs(source, graphs, encodings, weights, recipe)
         shutil.rmtree(scratch / "weights")
         comparison = compare(
             source[longest],
@@ -151,6 +151,7 @@ def write_graphs(
     graphs: dict[int, Path],
     encodings: dict[str, Encoding],
     weights: IntegerWeights,
+    recipe: Recipe,
 ) -> None:
     """Write the quantised graphs and their common data file.
 
@@ -159,6 +160,7 @@ def write_graphs(
         graphs: Where the quantised ones go, in one folder.
         encodings: see `find_encodings`; none for integer weights in a float graph.
         weights: Of the projections and the head.
+        recipe: Of the graphs.
     """
     import onnx
 
@@ -170,7 +172,14 @@ def write_graphs(
                 with GraphWriter(graphs[length], file, opset=_OPSET) as writer:
                     constants = constants_of(graph, path.parent)
                     if encodings:
-                        QdqGraph(writer, graph, encodings, weights, constants).build()
+                        QdqGraph(
+                            writer,
+                            graph,
+                            encodings,
+                            weights,
+                            constants,
+                            has_rotary_operator=recipe.has_rotary_operator,
+                        ).build()
                     else:
                         build_nbits_graph(writer, graph, weights, constants)
     except BaseException:

@@ -5,7 +5,7 @@ A value keeps its name; what its operator gives is called `{name}.raw`, the inte
 and the float values inside are called `{name}.float`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,11 @@ class QdqGraph:
         encodings: Mapping[str, Encoding],
         weights: IntegerWeights,
         constants: Constants,
+        *,
+        has_rotary_operator: bool,
     ) -> None:
         self._graph = graph
+        self._has_rotary_operator = has_rotary_operator
         self._source = source
         self._encodings = encodings
         self._weights = weights
@@ -86,14 +89,40 @@ class QdqGraph:
             else self._floats.get(name, name)
             for name in node.input
         ]
-        if output in self._kept:
+        if node.op_type == "RotaryEmbedding" and not self._has_rotary_operator:
+            self._rotate_halves(node, inputs)
+        elif output in self._kept:
             self._graph.node(node.op_type, inputs, output, **attributes)
             return
-        self._graph.node(node.op_type, inputs, raw(output), **attributes)
+        else:
+            self._graph.node(node.op_type, inputs, raw(output), **attributes)
         if is_cache_output(output):
             self._cache_output(output)
         else:
             self._requantize(output, self._encodings[output])
+
+    def _rotate_halves(self, node: "onnx.NodeProto", inputs: Sequence[str]) -> None:
+        """`RotaryEmbedding` in products and sums: the halves a, b of a head become
+        ``a cos - b sin`` and ``b cos + a sin``."""
+        (output,) = node.output
+        x, tables = inputs[0], dict(zip(("cos", "sin"), inputs[1:], strict=True))
+        encoding = self._encodings[node.input[0]]
+        product = encoding.times(*(self._encodings[name] for name in node.input[1:]))
+        made = self._encodings[raw(output) if is_cache_output(output) else output]
+        halves = [f"{output}.a", f"{output}.b"]
+        self._graph.node("Split", [x], [raw(half) for half in halves], axis=-1, num_outputs=2)
+        for half in halves:
+            self._requantize(half, encoding)
+            for name, table in tables.items():
+                self._graph.node("Mul", [half, table], raw(f"{half}.{name}"))
+                self._requantize(f"{half}.{name}", product)
+        a, b = halves
+        turned = [f"{output}.low", f"{output}.high"]
+        self._graph.node("Sub", [f"{a}.cos", f"{b}.sin"], raw(turned[0]))
+        self._graph.node("Add", [f"{b}.cos", f"{a}.sin"], raw(turned[1]))
+        for half in turned:
+            self._requantize(half, made)
+        self._graph.node("Concat", turned, raw(output), axis=-1)
 
     def _weight_of(self, node: "onnx.NodeProto") -> IntegerWeight | None:
         if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in self._tensors:
