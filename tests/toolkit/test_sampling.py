@@ -14,7 +14,7 @@ from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.lookup import PromptLookup
-from omnidraft_npu.sampling import TargetLaw, sample
+from omnidraft_npu.sampling import TargetLaw, keep_top_p, sample
 from omnidraft_npu.speculative import generate
 
 OPTIONS = [
@@ -79,6 +79,32 @@ def test_ties_go_to_the_lowest_ids(options, kept):
     weights = law.rows(logits, ()).weights(0)
     assert np.flatnonzero(weights).tolist() == kept
     assert law.rows(logits, ()).choice(0) == 1
+
+
+LAWS = {
+    "flat": lambda rng, size: rng.normal(size=size),
+    "equal": lambda rng, size: np.zeros(size),
+    "a few values": lambda rng, size: np.round(rng.normal(size=size)),
+    "by falling id": lambda rng, size: np.sort(3 * rng.normal(size=size))[::-1],
+    "a few likely ones": lambda rng, size: rng.normal(size=size) + 12 * (rng.random(size) < 1e-3),
+    "few left": lambda rng, size: np.where(rng.random(size) < 1e-3, 0, -np.inf),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1 - 1e-9])
+def test_top_p_of_large_vocabularies_is_what_sorting_gives(rng, law, top_p):
+    logits = LAWS[law](rng, 40_000).astype(np.float32)
+    weights = np.exp(logits - logits.max())
+    falling = np.argsort(-weights, kind="stable")
+    sums = np.cumsum(weights[falling], dtype=np.float64)
+    num_kept = int((sums < top_p * sums[-1]).sum()) + 1
+    keep_top_p(weights, top_p)
+    kept = set(np.flatnonzero(weights).tolist())
+    expected = set(falling[:num_kept].tolist())
+    # Where rounding decides, a weight more or less.
+    assert len(kept ^ expected) <= 1
+    assert len(kept) >= 1
 
 
 def test_rows_and_drafts_must_belong_together():
