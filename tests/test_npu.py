@@ -77,7 +77,7 @@ def test_drafted_greedy_text_is_the_target_s_own(bundle, target, draft_on, targe
 
 
 def test_a_token_has_the_same_bits_alone_and_among_drafts(bundle):
-    """What makes greedy text the same on the simulator: one graph scores them all."""
+    """One graph scores them all (docs/exactness.md says how far that goes)."""
     devices = everywhere("npu", "npu")
     graph = open_pair(bundle, use_drafter=False, devices=devices).target.graph
     ids = np.random.default_rng(2).integers(0, 40, 40).tolist()
