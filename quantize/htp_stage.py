@@ -2,10 +2,11 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from omnidraft_npu.chips.table import Chip
-from omnidraft_npu.manifest import HtpEntry, read_record
+from omnidraft_npu.manifest import HtpEntry, HtpPart, read_record
 from omnidraft_npu.progress import Report
 from omnidraft_npu.qnn.binary import installed_qnn_version
 from omnidraft_npu.text.tokenizer import Tokenizer
@@ -15,8 +16,9 @@ from .calibration.texts import calibration_text
 from .checkpoints.checkpoint import Checkpoint, TokenizerFiles
 from .compile import compile_graphs
 from .htp.decoder_graph import HtpGraphOptions
+from .htp_parts import build_parts, check_parts
 from .htp_request import HtpRequest
-from .preflight import HtpEstimate, check_context, check_memory, estimate
+from .preflight import HtpEstimate, check_memory, estimate, size_text
 from .stages import Facts, Stages, Tell
 
 logger = logging.getLogger(__name__)
@@ -66,16 +68,31 @@ def check_htp(model: HtpModel, available_ram: int | None) -> HtpEstimate:
             context_length=options.context_length,
             window=max(options.lengths),
         )
-    found = estimate(
+    found = _estimate(model)
+    check_parts(model.name, request.recipe, found.parts)
+    check_memory(model.name, found, request.options.max_ram_bytes or available_ram)
+    if len(found.parts) > 1:
+        logger.info(
+            "%s has %s of weights and cache, more than a context of the NPU holds: it goes into "
+            "%d parts",
+            model.name,
+            size_text(found.weight_bytes + found.kv_bytes),
+            len(found.parts),
+        )
+    return found
+
+
+def _estimate(model: HtpModel) -> HtpEstimate:
+    request, options = model.request, model.options
+    return estimate(
+        model.name,
         model.checkpoint.config,
         request.recipe,
         context_length=options.context_length,
+        chips=request.chips,
         num_binaries=(1 if request.options.share_weights else len(options.lengths))
         * (1 if request.options.one_binary else len(request.chips)),
     )
-    check_context(model.name, found, request.chips)
-    check_memory(model.name, found, request.options.max_ram_bytes or available_ram)
-    return found
 
 
 def build_htp(model: HtpModel, root: Path, folder: str, tell: Tell) -> Facts:
@@ -91,10 +108,38 @@ def build_htp(model: HtpModel, root: Path, folder: str, tell: Tell) -> Facts:
         The model's `HtpEntry` as JSON, without binaries.
     """
     options, config, recipe = model.options, model.checkpoint.config, model.request.recipe
+    entry = HtpEntry(
+        precision=recipe.name,
+        context_length=options.context_length,
+        sliding_window=config.sliding_window,
+        lora_rank=options.lora_rank,
+        has_hidden_states=options.has_hidden_states,
+    )
+    tokenizer = Tokenizer.from_documents(
+        model.tokenizer.tokenizer_json, model.tokenizer.tokenizer_config
+    )
+    parts = _estimate(model).parts
+    if len(parts) > 1:
+        graphs = build_parts(
+            config,
+            model.checkpoint.tensor,
+            tokenizer,
+            root,
+            options,
+            recipe,
+            parts,
+            calibration=model.request.options.calibration,
+            tell=tell,
+        )
+        pieces = tuple(
+            HtpPart(num_layers=len(layers), graphs=_relative(own, root, folder))
+            for layers, own in zip(parts, graphs, strict=True)
+        )
+        return dataclasses.asdict(dataclasses.replace(entry, parts=pieces))
     made = quantize_htp_decoder(
         config,
         model.checkpoint.tensor,
-        Tokenizer.from_documents(model.tokenizer.tokenizer_json, model.tokenizer.tokenizer_config),
+        tokenizer,
         root,
         options,
         recipe,
@@ -110,18 +155,22 @@ def build_htp(model: HtpModel, root: Path, folder: str, tell: Tell) -> Facts:
             recipe.name,
             100 * recipe.max_loss,
         )
-    entry = HtpEntry(
-        precision=recipe.name,
-        context_length=options.context_length,
-        graphs={str(n): f"{folder}/{path.name}" for n, path in sorted(made.graphs.items())},
-        sliding_window=config.sliding_window,
-        lora_rank=options.lora_rank,
-        has_hidden_states=options.has_hidden_states,
+    entry = dataclasses.replace(
+        entry,
+        graphs=_relative(made.graphs, root, folder),
         calibration=made.calibration,
         report={} if made.comparison is None else made.comparison.to_report(),
         is_accurate=made.is_accurate,
     )
     return dataclasses.asdict(entry)
+
+
+def _relative(graphs: Mapping[int, Path], root: Path, folder: str) -> dict[str, str]:
+    """Paths in the bundle by length."""
+    return {
+        str(length): f"{folder}/{path.relative_to(root).as_posix()}"
+        for length, path in sorted(graphs.items())
+    }
 
 
 def export_htp(model: HtpModel, folder: str, stages: Stages, progress: Report) -> HtpEntry:
@@ -144,7 +193,28 @@ def export_htp(model: HtpModel, folder: str, stages: Stages, progress: Report) -
         progress,
     )
     entry: HtpEntry = read_record(HtpEntry, facts, "htp")
-    graphs = {int(length): stages.root / path for length, path in entry.graphs.items()}
+    pieces = [
+        _compile_piece(
+            piece, f"{place}/part_{i}" if entry.parts else place, model, stages, progress
+        )
+        for i, piece in enumerate(entry.pieces())
+    ]
+    options = model.request.options
+    entry = dataclasses.replace(
+        entry,
+        qnn_version=installed_qnn_version(),
+        loads_on_simulator=not (options.share_weights or options.one_binary),
+    )
+    if entry.parts:
+        return dataclasses.replace(entry, parts=tuple(pieces))
+    return dataclasses.replace(entry, compiled=pieces[0].compiled)
+
+
+def _compile_piece(
+    piece: HtpPart, place: str, model: HtpModel, stages: Stages, progress: Report
+) -> HtpPart:
+    """A part, or the whole model, with binaries for every chip, each in a stage of its own."""
+    graphs = {int(length): stages.root / path for length, path in piece.graphs.items()}
     request, options = model.request, model.request.options
     groups = [request.chips] if options.one_binary else [(chip,) for chip in request.chips]
     compiled: dict[str, dict[str, str]] = {}
@@ -158,12 +228,8 @@ def export_htp(model: HtpModel, folder: str, stages: Stages, progress: Report) -
             return {str(length): path.name for length, path in made.items()}
 
         name = f"{model.name} for {', '.join(chip.key for chip in chips)}"
-        names = stages.run(name, own, work, progress)
+        part = place.rpartition("/htp")[2].replace("/part_", ", part ")
+        names = stages.run(name + part, own, work, progress)
         paths = {length: f"{own}/{file}" for length, file in names.items()}
         compiled |= {chip.key: paths for chip in chips}
-    return dataclasses.replace(
-        entry,
-        compiled=compiled,
-        qnn_version=installed_qnn_version(),
-        loads_on_simulator=not (options.share_weights or options.one_binary),
-    )
+    return dataclasses.replace(piece, compiled=compiled)

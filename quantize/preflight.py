@@ -8,28 +8,35 @@ from omnidraft_npu.chips.table import Chip
 from omnidraft_npu.errors import ConfigError, ExportError
 
 from .architecture import DecoderConfig
+from .htp.parts import split_layers
 from .recipes import Recipe
 from .scale_search import WeightFormat
 
-_RAM_PER_BINARY_BYTE = 12.2
-"""Of a compiling process: 1.4 GB for the 115 MB of a 7B layer at 4 bits; 3.8 GB for the 327 MB
-of SmolLM2-135M in fp16."""
-_RAM_BASE = 250e6
+_FLOAT_RAM_PER_BYTE = 12.2
+"""Memory of a compiling process for a byte of weights, where activations are fp16: 1.4 GB for
+the 115 MB of a 7B layer at 4 bits; 3.8 GB for the 327 MB of SmolLM2-135M in fp16."""
+_INTEGER_RAM_PER_BYTE = 5.5
+"""The same for 16-bit integers: 1.1 GB for the 196 MB of SmolLM2-135M in w8a16, 0.95 GB for its
+147 MB in w4a16."""
+_RAM_BASE = 150e6
 _BLOCK_SCALE_BYTES = 0.068
 """A weight's share of its block's scale; with it a 7B layer at 4 bits has 115 MB."""
 _FULL_SHARE = 0.9
 """Of a context's limit, for weights and cache; the rest is for what lies between operators."""
+_CACHE_SHARE = 0.5
+"""Of that room, the most for the cache of all layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HtpEstimate:
     """What the NPU flavour of one model takes, in bytes."""
 
+    parts: tuple[range, ...]
+    """Layers of each context; one for a model that fits a single context."""
     weight_bytes: int
-    """Of one binary, whatever its length."""
+    """Of all parts, for one length."""
     kv_bytes: int
     """Of the cache."""
-    kv_bytes_per_token: int
     compile_ram_bytes: int
     """Of a process that compiles one graph."""
     disk_bytes: int
@@ -37,39 +44,68 @@ class HtpEstimate:
 
 
 def estimate(
+    name: str,
     config: DecoderConfig,
     recipe: Recipe,
     *,
     context_length: int,
+    chips: Sequence[Chip],
     num_binaries: int,
 ) -> HtpEstimate:
-    """What compiling a model takes.
+    """What compiling a model takes, and into how many contexts it goes.
 
     Args:
+        name: Of the model, for messages.
         config: Of the model.
         recipe: Of its weights and cache.
         context_length: Slots of the cache.
+        chips: Every one must hold each part.
         num_binaries: How many hold the weights: one for each length and chip, if nothing is
             shared.
+
+    Raises:
+        ConfigError: the cache is too long for a chip; says how long it may be.
+        ExportError: a single layer is more than a context holds.
     """
     shapes = config.tensor_shapes()
-    layer_weights = sum(
-        math.prod(shape) for name, shape in shapes.items() if name.startswith("layers.")
-    )
+    layers = sum(math.prod(s) for tensor, s in shapes.items() if tensor.startswith("layers."))
     table = config.num_logits * config.hidden_size
-    weight_bytes = int(
-        layer_weights * _bytes_per_weight(recipe.weights)
-        + table * 2
-        + table * _bytes_per_weight(recipe.head)
-    )
+    layer_bytes = layers * _bytes_per_weight(recipe.weights)
+    first_bytes, last_bytes = 2 * table, int(table * _bytes_per_weight(recipe.head))
+    weight_bytes = int(layer_bytes) + first_bytes + last_bytes
     kv_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     kv_per_token *= (recipe.kv_bits or 32) // 8
-    float_bytes = 4 * (layer_weights + 2 * table)
+    kv_bytes = kv_per_token * context_length
+    chip = min(chips, key=lambda chip: chip.context_limit_bytes)
+    room = int(_FULL_SHARE * chip.context_limit_bytes)
+    most = int(_CACHE_SHARE * room) // kv_per_token // 64 * 64
+    if context_length > most:
+        raise ConfigError(
+            f"a cache of {context_length:,} tokens of {name} takes {size_text(kv_bytes)}, and a "
+            f"context of {chip.name} has {size_text(_CACHE_SHARE * room)} to spare for it: use "
+            f"--htp-context-length {most} or less"
+        )
+    per_layer = int((layer_bytes + kv_bytes) / config.num_layers)
+    parts = split_layers(
+        config.num_layers,
+        layer_bytes=per_layer,
+        first_bytes=first_bytes,
+        last_bytes=last_bytes,
+        room=room,
+    )
+    largest = max(
+        len(part) * layer_bytes / config.num_layers
+        + (first_bytes if part.start == 0 else 0)
+        + (last_bytes if part.stop == config.num_layers else 0)
+        for part in parts
+    )
+    ram = _INTEGER_RAM_PER_BYTE if recipe.has_integer_activations else _FLOAT_RAM_PER_BYTE
+    float_bytes = 4 * (layers + 2 * table)
     return HtpEstimate(
+        parts=parts,
         weight_bytes=weight_bytes,
-        kv_bytes=kv_per_token * context_length,
-        kv_bytes_per_token=kv_per_token,
-        compile_ram_bytes=int(_RAM_BASE + _RAM_PER_BINARY_BYTE * weight_bytes),
+        kv_bytes=kv_bytes,
+        compile_ram_bytes=int(_RAM_BASE + ram * largest),
         disk_bytes=float_bytes + (2 + num_binaries) * weight_bytes,
     )
 
@@ -99,36 +135,6 @@ def check_disk(needed: int, free: int, where: str) -> None:
             f"the files for the NPU take about {size_text(needed)} while they are made, {where} "
             f"has {size_text(free)} free: free some, or choose another --output"
         )
-
-
-def check_context(name: str, found: HtpEstimate, chips: Sequence[Chip]) -> None:
-    """Pass if every chip can map the model's weights and its cache together.
-
-    Raises:
-        ConfigError: the cache is too long beside the weights; says how long it may be.
-        ExportError: the weights alone are too much.
-    """
-    for chip in chips:
-        room = int(_FULL_SHARE * chip.context_limit_bytes)
-        holds = f"a context of {chip.name} holds {size_text(room)}"
-        if found.weight_bytes > room:
-            raise ExportError(
-                f"{name} has {size_text(found.weight_bytes)} of weights, {holds}: use a "
-                "--htp-precision of fewer bits, or a smaller model"
-            )
-        if found.weight_bytes + found.kv_bytes > room:
-            most = (room - found.weight_bytes) // found.kv_bytes_per_token // 64 * 64
-            raise ConfigError(
-                f"a cache of {found.kv_bytes // found.kv_bytes_per_token:,} tokens takes "
-                f"{size_text(found.kv_bytes)} beside {size_text(found.weight_bytes)} of {name}'s "
-                f"weights, and {holds}: use --htp-context-length {most} or less"
-            )
-
-
-def num_parts(found: HtpEstimate, chips: Sequence[Chip]) -> int:
-    """Into how many contexts the weights must be split for the chip with the least room."""
-    room = min(int(_FULL_SHARE * chip.context_limit_bytes) for chip in chips)
-    return math.ceil((found.weight_bytes + found.kv_bytes) / room)
 
 
 def _bytes_per_weight(form: WeightFormat | None) -> float:

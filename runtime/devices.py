@@ -91,14 +91,17 @@ def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> Ope
         raise DeviceError(
             f"the simulator does not know {chip.name}: choose another chip with --soc"
         )
-    paths = {int(length): bundle.path(path) for length, path in htp.graphs.items()}
-    if device.kind == "npu" or htp.loads_on_simulator:
-        made = htp.compiled.get(chip.key, {})
-        compiled = {int(length): bundle.path(path) for length, path in made.items()}
-        _check_binaries(compiled, chip)
-        paths |= compiled
+    pieces = []
+    for piece in htp.pieces():
+        paths = {int(length): bundle.path(path) for length, path in piece.graphs.items()}
+        if device.kind == "npu" or htp.loads_on_simulator:
+            made = piece.compiled.get(chip.key, {})
+            compiled = {int(length): bundle.path(path) for length, path in made.items()}
+            _check_binaries(compiled, chip)
+            paths |= compiled
+        pieces.append(paths)
     model = StaticModel.open(
-        paths,
+        pieces,
         lambda path: open_qnn_session(path, soc_model=chip.soc_model, simulate=config.simulate),
         provider=device.describe(chip.soc_model),
         vocab_size=entry.vocab_size,
@@ -114,6 +117,7 @@ def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> Ope
 
 def _choose_chip(htp: HtpEntry, device: HtpDevice, name: str | None) -> Chip:
     """The chip that was named, else this machine's, else the only one of the bundle."""
+    compiled = htp.pieces()[0].compiled
     if name is not None:
         return find_chip(name)
     if device.kind == "npu":
@@ -121,13 +125,13 @@ def _choose_chip(htp: HtpEntry, device: HtpDevice, name: str | None) -> Chip:
 
         if (this := find_this_chip()) is not None:
             return this
-    if len(htp.compiled) == 1:
-        return find_chip(next(iter(htp.compiled)))
+    if len(compiled) == 1:
+        return find_chip(next(iter(compiled)))
     if device.kind == "simulator":
         return find_chip(_SIMULATED_CHIP)
     raise ConfigError(
         "this machine does not say which chip it has: name it with --soc; the bundle is made for "
-        f"{', '.join(htp.compiled) or 'no chip in particular'}"
+        f"{', '.join(compiled) or 'no chip in particular'}"
     )
 
 

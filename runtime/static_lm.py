@@ -11,6 +11,7 @@ import onnxruntime as ort
 from omnidraft_npu.errors import BundleError, PromptError
 
 from .lora_inputs import Tensors, fit_lora
+from .parts_session import PartsSession
 from .static_pass import StaticPass
 from .static_signature import StaticCacheTensor, read_static_signature
 
@@ -55,18 +56,29 @@ class StaticModel:
     @classmethod
     def open(
         cls,
-        paths: Mapping[int, Path],
+        paths: Mapping[int, Path] | Sequence[Mapping[int, Path]],
         open_session: Callable[[Path], ort.InferenceSession],
         *,
         provider: str,
         vocab_size: int,
         sliding_window: int | None = None,
     ) -> "StaticModel":
-        """Open the graphs of every length with `open_session`; see the constructor."""
+        """Open the graphs of every length with `open_session`; see the constructor.
+
+        Of a model in parts, `paths` has those of each part.
+        """
+        pieces = [paths] if isinstance(paths, Mapping) else paths
+        where = str(next(iter(pieces[0].values())).parent)
+        opened = [{n: open_session(path) for n, path in piece.items()} for piece in pieces]
         return cls(
-            {length: open_session(path) for length, path in paths.items()},
+            {
+                length: session
+                if len(opened) == 1
+                else PartsSession([part[length] for part in opened], where)
+                for length, session in opened[0].items()
+            },
             provider=provider,
-            where=str(next(iter(paths.values())).parent),
+            where=where,
             vocab_size=vocab_size,
             sliding_window=sliding_window,
         )

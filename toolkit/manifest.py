@@ -40,6 +40,17 @@ class GraphEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HtpPart:
+    """A run of layers of a model that fits no single context of an NPU."""
+
+    num_layers: int
+    graphs: dict[str, str]
+    """Paths by length, relative to the bundle."""
+    compiled: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Graphs that hold a context binary, by key of the chip and by length."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HtpEntry:
     """The static graphs of a model for the NPU, one for each number of tokens in a pass."""
 
@@ -47,8 +58,10 @@ class HtpEntry:
     """Name of the recipe: `fp16`, `w8a16` and so on."""
     context_length: int
     """Slots of the cache that the host owns."""
-    graphs: dict[str, str]
+    graphs: dict[str, str] = field(default_factory=dict)
     """Paths by length, relative to the bundle; all have the same weights."""
+    parts: tuple[HtpPart, ...] = ()
+    """In order of their layers; then the graphs and binaries are those of the parts."""
     lora_rank: int = 0
     """Rank of the LoRA inputs; 0 for graphs without them."""
     has_hidden_states: bool = False
@@ -68,6 +81,11 @@ class HtpEntry:
     """What the recipe costs, by name of the measure."""
     is_accurate: bool | None = None
     """Whether that is within the recipe's bound; None where it was not measured."""
+
+    def pieces(self) -> tuple[HtpPart, ...]:
+        """The parts, or the whole model as the only one."""
+        whole = HtpPart(num_layers=0, graphs=self.graphs, compiled=self.compiled)
+        return self.parts or (whole,)
 
 
 @dataclass(frozen=True, kw_only=True)

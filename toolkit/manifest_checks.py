@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from .chips.table import all_chips
 from .errors import BundleError
-from .manifest import HtpEntry, Manifest, ModelEntry
+from .manifest import HtpEntry, HtpPart, Manifest, ModelEntry
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
@@ -63,9 +63,10 @@ def required_files(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def htp_paths(htp: HtpEntry) -> Iterator[str]:
     """Every graph of the NPU flavour: those to compile, then those that are."""
-    yield from htp.graphs.values()
-    for graphs in htp.compiled.values():
-        yield from graphs.values()
+    for piece in htp.pieces():
+        yield from piece.graphs.values()
+        for graphs in piece.compiled.values():
+            yield from graphs.values()
 
 
 def _number_problems(model: ModelEntry) -> Iterator[str]:
@@ -97,18 +98,28 @@ def _htp_problems(htp: HtpEntry | None) -> Iterator[str]:
         return
     if htp.context_length < 1:
         yield f"htp.context_length is {htp.context_length}, must be at least 1"
-    if not htp.graphs:
-        yield "htp.graphs is empty"
-    for length in htp.graphs:
-        if not (length.isdecimal() and int(length) >= 1 and length == str(int(length))):
-            yield f"htp.graphs has the length {length!r}, must be 1 or more"
-    known = {chip.key for chip in all_chips()}
-    for chip, graphs in htp.compiled.items():
-        if chip not in known:
-            yield f"htp.compiled has the chip {chip!r}, which this tool does not know"
-        for length in graphs:
-            if length not in htp.graphs:
-                yield f"htp.compiled.{chip} has the length {length!r}, which htp.graphs lacks"
+    if htp.parts and (htp.graphs or htp.compiled):
+        yield "htp has graphs of its own beside its parts"
+    for i, piece in enumerate(htp.pieces()):
+        where = f"htp.parts[{i}]" if htp.parts else "htp"
+        yield from _piece_problems(piece, where)
+        if piece.graphs.keys() != htp.pieces()[0].graphs.keys():
+            yield f"{where}.graphs has other lengths than the first part"
     for path in htp_paths(htp):
         if not is_inside(path):
             yield f"htp names {path!r}, a path outside the bundle"
+
+
+def _piece_problems(piece: HtpPart, where: str) -> Iterator[str]:
+    if not piece.graphs:
+        yield f"{where}.graphs is empty"
+    for length in piece.graphs:
+        if not (length.isdecimal() and int(length) >= 1 and length == str(int(length))):
+            yield f"{where}.graphs has the length {length!r}, must be 1 or more"
+    known = {chip.key for chip in all_chips()}
+    for chip, graphs in piece.compiled.items():
+        if chip not in known:
+            yield f"{where}.compiled has the chip {chip!r}, which this tool does not know"
+        for length in graphs:
+            if length not in piece.graphs:
+                yield f"{where}.compiled.{chip} has the length {length!r}, which its graphs lack"

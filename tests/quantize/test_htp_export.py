@@ -192,7 +192,7 @@ def test_a_cache_that_no_chip_can_map_is_one_line_before_any_work(tmp_path, noth
         )
     extra = ("--soc", "x-elite", "--htp-context-length", "90000000")
     line = error_of(export(root, tmp_path / "bundle", *extra), 2)
-    assert "a cache of 90,000,000 tokens takes" in line
+    assert "a cache of 90,000,000 tokens of drafter takes" in line
     assert "--htp-context-length" in line
 
 

@@ -64,14 +64,22 @@ def _show(bundle: Bundle) -> None:
 
 def _htp_text(htp: HtpEntry) -> str:
     """Lengths, chips and what the recipe costs, in one line."""
-    parts = [f"{htp.precision} graphs of {', '.join(htp.graphs)} tokens"]
-    if htp.compiled:
-        parts.append(f"compiled for {', '.join(htp.compiled)} by QNN {htp.qnn_version}")
+    first = htp.pieces()[0]
+    parts = [f"{htp.precision} graphs of {', '.join(first.graphs)} tokens"]
+    if htp.parts:
+        layers = " and ".join(str(part.num_layers) for part in htp.parts)
+        parts.append(f"in {len(htp.parts)} parts of {layers} layers")
+    if first.compiled:
+        parts.append(f"compiled for {', '.join(first.compiled)} by QNN {htp.qnn_version}")
         if not htp.loads_on_simulator:
             parts[-1] += ", not loadable on the simulator"
     if htp.calibration:
         parts.append(f"calibrated on {htp.calibration}")
-    parts += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in htp.report.items()]
+    parts += [
+        f"{name.replace('_', ' ')} {htp.report[name]:.4g}"
+        for name in ("relative_error", "top_1_agreement", "float_perplexity", "perplexity")
+        if name in htp.report
+    ]
     if htp.is_accurate is False:
         parts.append("loses more than its recipe should")
     return "; ".join(parts)
