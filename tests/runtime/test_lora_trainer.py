@@ -1,0 +1,119 @@
+"""Updates of an adapter: they lower the loss, repeat exactly, and survive bad numbers."""
+
+import numpy as np
+import pytest
+from decoder_graphs import GENAI, write_decoder
+from tiny_models import tiny_model
+
+from omnidraft_npu.distillation import PieceLaws
+from omnidraft_npu.errors import BundleError
+from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
+from omnidraft_npu.quantize.training.graph import TrainingGraphOptions, build_training_graph
+from omnidraft_npu.replay import Example
+from omnidraft_npu.runtime.adamw import AdamWConfig
+from omnidraft_npu.runtime.lora_trainer import LoraTrainer, TrainingStep
+
+LENGTH, TOP = 16, 4
+FAST = AdamWConfig(learning_rate=0.02)
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory):
+    root = tmp_path_factory.mktemp("step")
+    tiny_model("llama").save_pretrained(root / "source")
+    checkpoint = open_checkpoint(root / "source")
+    options = TrainingGraphOptions(
+        lora_rank=2, lora_modules=("q_proj", "down_proj"), batch=3, length=LENGTH, num_top=TOP
+    )
+    path = root / "lora_step.onnx"
+    build_training_graph(checkpoint.config, checkpoint.tensor, path, options)
+    return TrainingStep(path, threads=1)
+
+
+def example(seed, num_context=4, num_response=9):
+    rng = np.random.default_rng(seed)
+    pieces = rng.integers(3, 99, num_context + num_response).astype(np.int32)
+    ids = np.stack([rng.permutation(99)[:TOP] for _ in range(num_response)])
+    ids[:, 0] = pieces[-num_response:]
+    probs = np.tile(np.float32([0.9, 0.05, 0, 0]), (num_response, 1))
+    return Example(pieces=pieces, laws=PieceLaws(ids=ids.astype(np.int32), probs=probs))
+
+
+EXAMPLES = [example(seed) for seed in range(3)]
+
+
+def test_updates_on_the_same_examples_lower_their_loss(step):
+    trainer = LoraTrainer(step, FAST)
+    losses = [trainer.update(EXAMPLES).loss for _ in range(12)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_new_adapter_changes_nothing(step):
+    trainer = LoraTrainer(step, FAST)
+    zeros = {name: np.zeros_like(tensor) for name, tensor in trainer.tensors.items()}
+    batch = step.batch_of(EXAMPLES)
+    assert step.run(batch, trainer.tensors)[0] == step.run(batch, zeros)[0]
+
+
+def test_the_same_updates_give_the_same_adapter(step):
+    found = []
+    for _ in range(2):
+        trainer = LoraTrainer(step, FAST)
+        for _ in range(3):
+            trainer.update(EXAMPLES)
+        found.append(trainer.tensors)
+    for name, tensor in found[0].items():
+        np.testing.assert_array_equal(tensor, found[1][name])
+
+
+def test_training_goes_on_from_an_adapter(step):
+    trainer = LoraTrainer(step, FAST)
+    first = trainer.update(EXAMPLES)
+    again = LoraTrainer(step, FAST, start=trainer.tensors)
+    assert again.update(EXAMPLES).loss < first.loss
+
+
+def test_a_law_stands_before_the_piece_that_it_is_about(step):
+    batch = step.batch_of([example(0, num_context=2, num_response=5)])
+    expected = np.zeros(LENGTH)
+    expected[1:6] = 1
+    np.testing.assert_array_equal(batch["forward_weight"][0], expected)
+    np.testing.assert_array_equal(batch["law_ids"][0, 1:6, 0], batch["pieces"][0, 2:7])
+    assert not batch["forward_weight"][1:].any()
+
+
+@pytest.mark.parametrize("num_response", [15, 16, 17, 40])
+def test_of_an_example_that_is_too_long_the_end_is_taken(step, num_response):
+    one = example(1, num_context=3, num_response=num_response)
+    batch = step.batch_of([one])
+    np.testing.assert_array_equal(batch["pieces"][0], one.pieces[-LENGTH:])
+    num_laws = min(num_response, LENGTH - 1)
+    assert batch["forward_weight"][0].sum() == num_laws
+    where = slice(LENGTH - 1 - num_laws, LENGTH - 1)
+    np.testing.assert_array_equal(batch["law_ids"][0, where, 0], one.pieces[-num_laws:])
+
+
+def test_an_example_of_one_piece_teaches_nothing(step):
+    assert not step.batch_of([example(0, num_context=0, num_response=1)])["forward_weight"].any()
+
+
+def test_a_loss_that_is_no_number_is_said_and_skipped(step, caplog):
+    trainer = LoraTrainer(step, FAST)
+    bad = example(0)
+    bad.laws.probs[0, 0] = np.nan
+    before = trainer.tensors
+    assert trainer.update([bad]).norm is None
+    assert "skipped" in caplog.text
+    for name, tensor in before.items():
+        np.testing.assert_array_equal(trainer.tensors[name], tensor)
+
+
+def test_an_adapter_of_another_rank_is_refused(step):
+    tensors = {name: t[..., :1] for name, t in LoraTrainer(step, FAST).tensors.items()}
+    with pytest.raises(BundleError, match="forget"):
+        LoraTrainer(step, FAST, start=tensors)
+
+
+def test_a_graph_of_another_kind_is_refused(step, tmp_path):
+    with pytest.raises(BundleError, match="no training graph"):
+        TrainingStep(write_decoder(tmp_path / "model.onnx", GENAI))
