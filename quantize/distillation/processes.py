@@ -25,13 +25,17 @@ class Processes:
         """The module with gradients averaged over the processes."""
         return DistributedDataParallel(module) if self.count > 1 else module
 
-    def agree(self, value: bool) -> bool:
-        """Whether the first process says so."""
+    def first(self, value: float) -> float:
+        """The value that the first process has, for all."""
         if self.count == 1:
             return value
-        flag = torch.tensor([float(value)], device=self.device)
-        dist.broadcast(flag, 0)
-        return bool(flag.item())
+        shared = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.broadcast(shared, 0)
+        return float(shared.item())
+
+    def agree(self, value: bool) -> bool:
+        """Whether the first process says so."""
+        return bool(self.first(float(value)))
 
     def wait(self) -> None:
         """Until all are here."""

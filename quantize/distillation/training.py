@@ -113,7 +113,8 @@ class Trainer:
         for group in self._groups(examples):
             loss = self._step(loss_of, Batch.of(group))
             recent = loss if recent == 0 else 0.95 * recent + 0.05 * loss
-            self.progress.seconds = before + time.monotonic() - started
+            # Of the first process, as the schedule must be the same in all.
+            self.progress.seconds = self._processes.first(before + time.monotonic() - started)
             tell(self.progress, recent, self._seconds_left())
             is_end = self._share() >= 1
             is_due = time.monotonic() - last_look >= 60 * self._config.evaluate_minutes
@@ -163,7 +164,8 @@ class Trainer:
         self._optimizer.zero_grad()
         self.progress.step += 1
         self.progress.batch += self._processes.count
-        self.progress.seen_pieces += batch.pieces.size * self._processes.count
+        seen = int(self._processes.first(batch.pieces.size))
+        self.progress.seen_pieces += seen * self._processes.count
         return float(loss.detach())
 
     def _groups(self, examples: list[Example]) -> Iterator[list[Example]]:
@@ -192,9 +194,7 @@ class Trainer:
         return self.progress.seconds * (1 - share) / share
 
     def _set_rates(self) -> None:
-        warm = min(1.0, (self.progress.step + 1) / _WARMUP_STEPS)
-        cosine = 0.5 * (1 + math.cos(math.pi * self._share()))
-        factor = warm * (_LAST_RATE + (1 - _LAST_RATE) * cosine)
+        factor = rate_factor(self.progress.step, self._share())
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate * factor
 
@@ -226,6 +226,18 @@ class Trainer:
         if mean > self.progress.best:
             self.progress.best = mean
             keep(self.model)
+
+
+def rate_factor(step: int, share: float) -> float:
+    """Share of the learning rate: rises over the first steps, then falls along a cosine.
+
+    Args:
+        step: Steps that are done.
+        share: Part of the budget that is used, 0 to 1.
+    """
+    warm = min(1.0, (step + 1) / _WARMUP_STEPS)
+    cosine = 0.5 * (1 + math.cos(math.pi * share))
+    return warm * (_LAST_RATE + (1 - _LAST_RATE) * cosine)
 
 
 def _optimizer(model: Llama, config: TrainingConfig) -> torch.optim.Optimizer:

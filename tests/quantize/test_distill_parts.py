@@ -33,6 +33,7 @@ from omnidraft_npu.quantize.distillation.tokenizer import (
     vocabulary_of,
     write_files,
 )
+from omnidraft_npu.quantize.distillation.training import rate_factor
 
 CPU = torch.device("cpu")
 PROMPTS = ("the small drafter", "numbers 0 1 2", "def add(a, b):\n", "a bridge", "the large target")
@@ -231,6 +232,17 @@ def test_acceptance_counts_tokens_whose_every_piece_is_right(examples):
     right = held_out_acceptance(Oracle(1), [examples], CPU)
     assert right["words"] > 0.9
     assert held_out_acceptance(Oracle(0), [examples], CPU) == {"words": 0.0}
+
+
+def test_the_rate_rises_first_and_falls_along_a_cosine():
+    warm = [rate_factor(step, 0.0) for step in range(40)]
+    assert warm == sorted(warm)
+    assert warm[0] < 0.1
+    assert warm[-1] == 1.0
+    falling = [rate_factor(1000, share) for share in np.linspace(0, 1, 11)]
+    assert falling == sorted(falling, reverse=True)
+    assert rate_factor(1000, 0.5) == pytest.approx(0.51)
+    assert rate_factor(1000, 1.0) == pytest.approx(0.02)
 
 
 def test_a_start_from_the_target_takes_over_what_is_equal(target, files, drafter):
