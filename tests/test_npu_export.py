@@ -1,9 +1,11 @@
 """From checkpoints to text on the simulated NPU: what `export --soc` makes is what `run` runs."""
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
+from shared_files import shared_path
 from simulated_htp import X_ELITE, has_simulator
 from tiny_checkpoints import SENTENCES, write_checkpoint
 
@@ -56,3 +58,30 @@ def test_a_quantised_pair_on_the_npu_writes_what_its_target_alone_writes_there(b
     drafted = run(bundle, *npu, "--proposer", "model")
     assert drafted["token_ids"] == plain["token_ids"]
     assert drafted["stats"]["target_provider"] == SIMULATED
+
+
+@pytest.mark.slow
+def test_a_drafter_of_real_size_drafts_what_it_would_on_the_cpu(tmp_path):
+    """The shape of a Llama of 68 million weights, random ones; drafter and target are equal."""
+    shape = {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+    }
+    tokenizer = shared_path("tokenizers/llama2/tokenizer.json")
+    model = write_checkpoint(tmp_path / "model", vocab_size=300, num_logits=32000, **shape)
+    shutil.copy(tokenizer, model)
+    models = ["--drafter", str(model), "--target", str(model), "-o", str(tmp_path / "bundle")]
+    options = ["--precision", "fp32", "--context-length", "128", "--htp-context-length", "128"]
+    options += ["--soc", "x-elite", "--htp-precision", "fp16"]
+    result = CliRunner().invoke(cli, ["export", *models, *options])
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    on_cpu = ("--target-device", "cpu", "--proposer", "model", "--max-new-tokens", "8")
+    drafted = run(tmp_path / "bundle", *on_cpu, "--draft-device", "npu")
+    expected = run(tmp_path / "bundle", *on_cpu, "--draft-device", "cpu")
+    assert drafted["token_ids"] == expected["token_ids"]
+    assert drafted["stats"]["draft_provider"] == SIMULATED
+    assert drafted["stats"]["acceptance_rate"] > 0.7
+    assert expected["stats"]["acceptance_rate"] == 1
