@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -181,6 +182,14 @@ def test_another_chip_is_compiled_for_on_the_spot_and_its_binary_is_not_taken_fo
     pair = open_pair(bundle, use_drafter=False, devices=devices)
     assert pair.target.graph.provider == f"{QNN_PROVIDER} (simulated HTP, soc 57)"
     assert all(placement(s)[QNN_PROVIDER] > 1 for s in pair.target.graph.sessions.values())
+
+
+def test_a_damaged_binary_is_to_be_exported_again(bundle, tmp_path):
+    made = shutil.copytree(bundle / "drafter/htp/x-elite", tmp_path / "x-elite")
+    binary = made / "length_4_ctx_qnn.bin"
+    binary.write_bytes(binary.read_bytes()[:-4096])
+    with pytest.raises(DeviceError, match=r"EpContext.*export the bundle again"):
+        open_qnn_session(made / "length_4_ctx.onnx", soc_model=60, simulate=True)
 
 
 def test_a_graph_that_qnn_takes_in_part_or_not_at_all_is_refused_with_the_reason(tmp_path):

@@ -57,6 +57,13 @@ def test_the_simulator_is_taken_only_when_asked_for(machine, monkeypatch):
         find_htp(simulate=False)
 
 
+def test_other_systems_have_no_npu(machine, monkeypatch):
+    machine(KIND.NPU)
+    monkeypatch.setattr(provider.sys, "platform", "darwin")
+    with pytest.raises(DeviceError, match="no NPU on darwin"):
+        find_htp(simulate=True)
+
+
 def test_a_missing_graph_is_told_before_qnn_is_touched(tmp_path):
     with pytest.raises(BundleError, match=r"no\.onnx is missing"):
         open_qnn_session(tmp_path / "no.onnx", soc_model=60, simulate=True)

@@ -50,6 +50,8 @@ def find_htp(*, simulate: bool) -> HtpDevice:
     Raises:
         DeviceError: neither is there; says why and what to do.
     """
+    if sys.platform not in ("linux", "win32"):
+        raise DeviceError(f"QNN has no NPU on {sys.platform}: use the CPU")
     if is_simulator_host() and not simulate:
         raise DeviceError(
             "there is no NPU for an x86_64 process: on a Snapdragon use a Python for ARM64, "
@@ -150,6 +152,8 @@ def open_on(
 def _reason(error: Exception, path: Path, device: HtpDevice, options: Mapping[str, str]) -> str:
     """Why a strict session failed: of a graph that QNN took in part, what it left."""
     said = str(error).splitlines()[0].rpartition(" : ")[2].rstrip(".")
+    if "EpContext" in said:
+        return f"{said}; export the bundle again with the onnxruntime-qnn that is installed here"
     if "fallback to CPU EP has been explicitly disabled" not in said:
         return f"{said}; `omnidraft-npu doctor` checks the device"
     try:
