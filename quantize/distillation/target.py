@@ -8,7 +8,7 @@ from omnidraft_npu.text.tokenizer import Tokenizer
 
 from ..checkpoints.checkpoint import Checkpoint, TokenizerFiles
 from ..checkpoints.open_checkpoint import open_checkpoint
-from .requirements import require_all_bytes, require_plain_decoder
+from .requirements import require_byte_fallback, require_plain_decoder
 from .tokenizer import vocabulary_of
 
 
@@ -28,14 +28,14 @@ def open_target(path: Path) -> DistillTarget:
     Raises:
         CheckpointError: it is damaged or not supported.
         ConfigError: its architecture cannot be run as a teacher.
-        TokenizerError: its tokenizer is not known, or cannot write every byte.
+        TokenizerError: its tokenizer is not known, or has no byte fallback.
     """
     checkpoint = open_checkpoint(path)
     files = checkpoint.tokenizer()
     tokenizer = Tokenizer.from_documents(files.tokenizer_json, files.tokenizer_config)
     vocabulary = vocabulary_of(files)
     require_plain_decoder(checkpoint.config, path.name)
-    require_all_bytes(tokenizer, vocabulary, path.name)
+    require_byte_fallback(tokenizer, vocabulary, path.name)
     return DistillTarget(
         checkpoint=checkpoint, files=files, tokenizer=tokenizer, vocabulary=vocabulary
     )

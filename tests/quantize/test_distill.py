@@ -201,14 +201,31 @@ def test_a_target_that_is_no_plain_decoder_is_refused(tmp_path):
     assert "gemma is a gemma3_text that distill cannot run as a teacher" in error
 
 
-def test_a_target_that_cannot_write_every_byte_is_refused(target, tmp_path):
+@pytest.mark.parametrize("has_fallback", [False, True])
+def test_a_target_without_byte_fallback_is_refused(target, tmp_path, has_fallback):
+    """Its tokenizer marks spaces and has a token for some letters only."""
     folder = tmp_path / "target"
     shutil.copytree(target, folder)
     document = json.loads((folder / "tokenizer.json").read_text())
-    vocab = document["model"]["vocab"]
-    vocab["no byte"] = vocab.pop("\u0100")
+    names = ["<pad>", "<bos>", "<eos>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a"]
+    document["pre_tokenizer"], document["decoder"] = None, None
+    document["normalizer"] = {
+        "type": "Replace",
+        "pattern": {"String": " "},
+        "content": "\u2581",
+    }
+    document["model"] |= {
+        "vocab": {name: i for i, name in enumerate(names)},
+        "merges": [],
+        "byte_fallback": has_fallback,
+    }
     (folder / "tokenizer.json").write_text(json.dumps(document))
-    assert "has tokens for 255 of the 256 bytes" in only_error(distill(folder, tmp_path / "run"), 1)
+    result = distill(folder, tmp_path / "run", "--max-pieces", "100")
+    if has_fallback:
+        assert result.exit_code == 0, result.output
+    else:
+        error = only_error(result, 1)
+        assert "target has no byte fallback (tokens for 0 of 256 bytes)" in error
 
 
 @pytest.mark.parametrize(
