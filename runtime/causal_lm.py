@@ -10,6 +10,7 @@ import onnxruntime as ort
 
 from omnidraft_npu.errors import BundleError, PromptError
 from omnidraft_npu.manifest import Cache
+from omnidraft_npu.qnn.provider import placement
 
 from .kv_cache import make_cache
 from .lora_inputs import fit_lora
@@ -87,6 +88,11 @@ class OnnxModel:
     def provider(self) -> str:
         """The execution provider that runs the graph."""
         return provider_of(self.session)
+
+    @property
+    def placement(self) -> dict[str, dict[str, int]]:
+        """Nodes of the graph by the provider that runs them."""
+        return {"cpu": placement(self.session)}
 
     def begin(self, *, is_exact: bool = True) -> "OnnxCausalLM":
         """A new conversation; see `OnnxCausalLM`."""

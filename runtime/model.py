@@ -41,6 +41,11 @@ class Model(Protocol):
         ...
 
     @property
+    def placement(self) -> dict[str, dict[str, int]]:
+        """Nodes by the provider that runs them, for each graph; proves where a model runs."""
+        ...
+
+    @property
     def context_length(self) -> int:
         """Most tokens a conversation may hold."""
         ...

@@ -89,6 +89,12 @@ class OpenedPair:
         )
         return "; ".join(lines) or None
 
+    @property
+    def placement(self) -> dict[str, dict[str, dict[str, int]]]:
+        """For the target and the drafter, which provider runs how many nodes of each graph."""
+        models = {"target": self.target, "drafter": self.drafter}
+        return {role: m.graph.placement for role, m in models.items() if m is not None}
+
     def new_ngrams(self) -> NgramCache | None:
         """The learned spellings as they are saved now; None where none are learned."""
         if self.drafter is None or self.encoder is None or self.learned is None:

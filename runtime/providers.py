@@ -35,6 +35,7 @@ def open_cpu_session(
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.inter_op_num_threads = 1
     options.intra_op_num_threads = threads or 0
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     # Workers that wait for the next operator spin, as is onnxruntime's default: a target alone
     # decodes about a quarter faster so. Drafter and target have workers of their own, and
     # spinning ones hold the cores that the other session needs: with both cores of a machine in

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from omnidraft_npu.errors import BundleError, PromptError
+from omnidraft_npu.qnn.provider import placement
 
 from .lora_inputs import Tensors, fit_lora
 from .parts_session import PartsSession
@@ -82,6 +83,11 @@ class StaticModel:
             vocab_size=vocab_size,
             sliding_window=sliding_window,
         )
+
+    @property
+    def placement(self) -> dict[str, dict[str, int]]:
+        """Nodes by the provider that runs them, for the graph of each length."""
+        return {f"htp {n}": placement(session) for n, session in self.sessions.items()}
 
     @property
     def context_length(self) -> int:

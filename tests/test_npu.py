@@ -163,6 +163,8 @@ def test_a_fresh_process_loads_the_binaries_and_prints_nothing_but_its_document(
     document = json.loads(done.stdout)
     assert document["token_ids"] == expected
     assert document["stats"]["target_provider"] == SIMULATED
+    for model in document["stats"]["placement"].values():
+        assert all(graph == {QNN_PROVIDER: 1} for graph in model.values())
     assert "LIBNATIVE" not in done.stderr
     assert "on the CPU:" not in done.stderr
 

@@ -103,6 +103,11 @@ def test_each_model_has_its_own_device(bundle, npu):
     found = stats(run(bundle, *options, "--proposer", "model"))
     assert found["target_provider"] == CPU
     assert found["draft_provider"] == "QNNExecutionProvider (HTP, soc 69)"
+    placed = found["placement"]
+    assert list(placed["target"]) == ["cpu"]
+    assert list(placed["drafter"]) == [f"htp {length}" for length in LENGTHS]
+    # These are what really ran: the NPU of this test is the CPU provider.
+    assert {name for model in placed.values() for g in model.values() for name in g} == {CPU}
     assert found["proposed"] > 0
 
 
@@ -120,6 +125,7 @@ def test_bench_and_verify_know_the_same_devices(bundle, npu, tmp_path):
     measured = CliRunner().invoke(cli, ["bench", *common, "--repeats", "1"])
     assert measured.exit_code == 0, measured.output
     environment = json.loads(measured.stdout)["environment"]
+    assert list(environment["placement"]["target"]) == [f"htp {length}" for length in LENGTHS]
     assert environment["draft_provider"] == "QNNExecutionProvider (HTP, soc 60)"
     assert environment["target"]["precision"] == "fp16"
     npu.error = DeviceError("the driver sleeps")

@@ -173,6 +173,7 @@ def _document(
         "drafter": None if pair.drafter is None else _describe_model(pair.drafter),
         "target_provider": result.session.target_provider,
         "draft_provider": result.session.draft_provider,
+        "placement": pair.placement,
         **settings,
     }
     return {

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -128,7 +128,9 @@ def command(
             err=True,
         )
         raw = True
-    extra: dict[str, str] = {} if no_draft else {"draft_mode": draft_mode}
+    extra: dict[str, Any] = {"placement": session.pair.placement}
+    if not no_draft:
+        extra["draft_mode"] = draft_mode
     _answer(session, session.encode(text, raw=raw), config, extra if as_json else None)
 
 
@@ -136,7 +138,7 @@ def _answer(
     session: "Session",
     prompt_ids: list[int],
     config: "DecodeConfig",
-    stats_of_json: dict[str, str] | None,
+    stats_of_json: dict[str, Any] | None,
 ) -> None:
     """Decode and print; with `stats_of_json` one document, whose statistics hold it too."""
     last: Delta | None = None

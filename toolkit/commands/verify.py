@@ -159,6 +159,7 @@ def command(
             "target": session.target_name,
             "target_provider": session.target_provider,
             "draft_provider": session.draft_provider,
+            "placement": session.pair.placement,
             "proposer": proposer,
             "draft_mode": draft_mode,
             "draft_tokens": draft_tokens,
