@@ -8,7 +8,6 @@ from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
 from omnidraft_npu.bridge.ngram_cache import NgramCache
 from omnidraft_npu.bridge.ngram_file import NgramStore, PairKey, ngrams_path
 from omnidraft_npu.bridge.pieces import PieceEncoder
-from omnidraft_npu.bridge.retokenising import Retokeniser
 from omnidraft_npu.bridge.spelling import Spellings, direct_spellings
 from omnidraft_npu.bridge.text_walk import TextWalk
 from omnidraft_npu.bridge.trie import SpellingTrie
@@ -25,7 +24,6 @@ from omnidraft_npu.manifest_checks import spelling_path
 from omnidraft_npu.proposal import Rule
 from omnidraft_npu.speculative import Proposer
 from omnidraft_npu.text.tokenizer import Tokenizer
-from omnidraft_npu.text_drafting import TextDrafter
 
 from .devices import open_model_graphs
 from .model import Model
@@ -126,13 +124,13 @@ class OpenedPair:
         bridge = ByteBridge(self.encoder, self.target.vocabulary)
         if ngrams is not None:
             return CachedDrafter(lm, bridge, ngrams, num_pieces=num_pieces, end_token_ids=ends)
-        walk = None if self.trie is None else TrieWalk(self.trie, num_pieces)
+        spelled = None if self.trie is None else TrieWalk(self.trie, num_pieces)
+        text = None
         if self.target_encoder is not None:
-            retokeniser = Retokeniser(self.target_encoder)
-            text = TextWalk(opened.vocabulary, self.target.vocabulary, retokeniser)
-            return TextDrafter(lm, bridge, text, sampled=walk, end_token_ids=ends)
-        assert walk is not None, "spellings are learned, or were read or made at the opening"
-        return ModelDrafter(lm, bridge, walk, end_token_ids=ends, rule=self.rule)
+            text = TextWalk(opened.vocabulary, self.target_encoder)
+        walk = spelled or text
+        assert walk is not None, "without learned spellings there are others, or text"
+        return ModelDrafter(lm, bridge, walk, greedy_walk=text, end_token_ids=ends, rule=self.rule)
 
 
 def open_pair(

@@ -16,7 +16,6 @@ from exact_laws import (
 )
 
 from omnidraft_npu.bridge.pieces import PieceEncoder
-from omnidraft_npu.bridge.retokenising import Retokeniser
 from omnidraft_npu.bridge.spelling import Spellings
 from omnidraft_npu.bridge.text_walk import TextWalk
 from omnidraft_npu.bridge.trie import SpellingTrie
@@ -25,7 +24,6 @@ from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.proposal import Proposal, Rule
 from omnidraft_npu.sampling import Draw
-from omnidraft_npu.text_drafting import TextDrafter
 
 NUM_PIECES = 5
 NUM_TOKENS = 6
@@ -105,14 +103,12 @@ class ToyPair:
         same = {i: [i] for i in range(NUM_PIECES)}
         return ModelDrafter(self.drafter, RunsBridge(same), PlainWalk(NUM_PIECES))
 
-    def text(self, context: Sequence[int]) -> TextDrafter:
+    def text(self, context: Sequence[int]) -> ModelDrafter:
         """Pieces are letters, and their text is cut into the longest tokens."""
         letters = {i: [i] for i in range(NUM_PIECES)}
-        target = vocabulary_of(self.runs, NUM_TOKENS)
-        text = TextWalk(
-            vocabulary_of(letters, NUM_PIECES), target, Retokeniser(LongestMatches(target))
-        )
-        return TextDrafter(self.drafter, RunsBridge(self.runs), text)
+        encoder = LongestMatches(vocabulary_of(self.runs, NUM_TOKENS))
+        text = TextWalk(vocabulary_of(letters, NUM_PIECES), encoder)
+        return ModelDrafter(self.drafter, RunsBridge(self.runs), text)
 
     def point(self, context: Sequence[int]) -> "PointProposer":
         return PointProposer()

@@ -30,6 +30,7 @@ class ModelDrafter:
         bridge: Bridge,
         walk: Walk,
         *,
+        greedy_walk: Walk | None = None,
         end_token_ids: Set[int] = frozenset(),
         rule: Rule = "lossless",
     ) -> None:
@@ -39,12 +40,14 @@ class ModelDrafter:
             model: The drafter; its cache belongs to this object from now on.
             bridge: The target's context in the drafter's pieces.
             walk: The drafter's pieces as target tokens.
+            greedy_walk: In place of `walk` in rounds that draw nothing at random.
             end_token_ids: Target ids that end a response.
             rule: How the target verifies the proposals.
         """
         self._model = model
         self._bridge = bridge
         self._walk = walk
+        self._greedy_walk = greedy_walk or walk
         self._end_token_ids = end_token_ids
         self._rule: Rule = rule
         self._cached: list[int] = []
@@ -75,7 +78,7 @@ class ModelDrafter:
         Empty where there is no context to draft from, it does not fit into the model, or
         the pieces spell nothing.
         """
-        walk, self._model_s = self._walk_for(draw), 0.0
+        walk, self._model_s = self._greedy_walk if draw is None else self._walk, 0.0
         walk.begin()
         missing = self._crop(max_draft_tokens)
         room = self._model.context_length - len(self._cached) - len(missing) + 1
@@ -93,10 +96,6 @@ class ModelDrafter:
             rule=self._rule,
             model_s=self._model_s,
         )
-
-    def _walk_for(self, draw: Draw | None) -> Walk:
-        """What the pieces of this round become target tokens by."""
-        return self._walk
 
     def _score(self, pieces: Sequence[int]) -> Logits:
         """``[pieces]`` logits after these, which join the cache."""

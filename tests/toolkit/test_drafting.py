@@ -9,7 +9,6 @@ from toy_vocabularies import toy_document, toy_encoder
 
 from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
 from omnidraft_npu.bridge.pieces import PieceEncoder
-from omnidraft_npu.bridge.retokenising import Retokeniser
 from omnidraft_npu.bridge.spelling import direct_spellings, full_spellings
 from omnidraft_npu.bridge.text_walk import TextWalk
 from omnidraft_npu.bridge.trie import SpellingTrie
@@ -18,7 +17,6 @@ from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.speculative import generate
-from omnidraft_npu.text_drafting import TextDrafter
 
 
 def make_drafter(model, encoder, target, mode="full"):
@@ -28,11 +26,8 @@ def make_drafter(model, encoder, target, mode="full"):
     bridge = ByteBridge(encoder, target.vocabulary)
     walk = TrieWalk(SpellingTrie.build(spellings, target.vocabulary.size), model.vocab_size)
     ends = frozenset(target.vocabulary.special_ids(*END_ROLES))
-    if mode in ("text", "auto"):
-        text = TextWalk(encoder.vocabulary, target.vocabulary, Retokeniser(target))
-        sampled = walk if mode == "auto" else None
-        return TextDrafter(model, bridge, text, sampled=sampled, end_token_ids=ends)
-    return ModelDrafter(model, bridge, walk, end_token_ids=ends)
+    text = TextWalk(encoder.vocabulary, target) if mode == "text" else None
+    return ModelDrafter(model, bridge, text or walk, end_token_ids=ends)
 
 
 def decode(proposer, model, prompt, **options):

@@ -4,21 +4,20 @@ import numpy as np
 import pytest
 from markov_model import MarkovModel
 from scripted_model import ScriptedModel
-from shared_files import encoder, texts, vocabulary
+from shared_files import encoder, vocabulary
 from toy_vocabularies import toy_document, toy_encoder
 
 from omnidraft_npu.bridge.following import ByteBridge
 from omnidraft_npu.bridge.pieces import PieceEncoder
-from omnidraft_npu.bridge.retokenising import Retokeniser
 from omnidraft_npu.bridge.spelling import full_spellings
 from omnidraft_npu.bridge.text_walk import TextWalk
 from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.vocabulary import END_ROLES, Role, Vocabulary
 from omnidraft_npu.bridge.walk import TrieWalk
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
+from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.sampling import Draw
 from omnidraft_npu.speculative import generate
-from omnidraft_npu.text_drafting import TextDrafter
 
 PAIRS = [("smollm2", "gemma3"), ("llama2", "qwen3"), ("qwen3", "llama2"), ("gemma3", "smollm2")]
 SCRIPT = (
@@ -34,10 +33,10 @@ def end_of(name):
 
 
 def drafter_of(model, drafter, target):
-    text = TextWalk(drafter.vocabulary, target.vocabulary, Retokeniser(target))
     bridge = ByteBridge(drafter, target.vocabulary)
     ends = frozenset(target.vocabulary.special_ids(*END_ROLES))
-    return TextDrafter(model, bridge, text, end_token_ids=ends)
+    walk = TextWalk(drafter.vocabulary, target)
+    return ModelDrafter(model, bridge, walk, end_token_ids=ends)
 
 
 def decode(proposer, target, prompt, k, stop, **options):
@@ -67,44 +66,9 @@ def test_the_target_writes_its_own_text_and_accepts_nearly_all_of_the_same(draft
     assert accepted > (0.6 if k == 1 else 0.78) * tested
 
 
-@pytest.mark.parametrize("name", ["gemma3", "smollm2", "qwen3", "llama2", "llama3"])
-def test_text_is_cut_as_if_it_had_been_written_at_once(name):
-    target = encoder(name)
-    retokeniser = Retokeniser(target)
-    for text in (*texts()[::40], SCRIPT.decode()):
-        token_ids, _ = target.encode(text.encode())
-        for at in range(1, len(token_ids) - 6, 5):
-            retokeniser.begin(token_ids[:at])
-            data = b"".join(map(target.vocabulary.token_bytes, token_ids[at : at + 6]))
-            # The last ones may go on in the text.
-            assert retokeniser.tokens(data)[:4] == token_ids[at : at + 4]
-
-
-@pytest.mark.parametrize("name", ["gemma3", "qwen3", "llama2"])
-def test_what_was_decided_is_not_cut_anew(name):
-    """A target that wrote letter by letter goes on from its last letter."""
-    target = encoder(name)
-    letters = [target.vocabulary.by_bytes[bytes([byte])] for byte in b"the quick brown fo"]
-    retokeniser = Retokeniser(target)
-    retokeniser.begin(letters)
-    found = retokeniser.tokens(b"x jumps")
-    assert b"".join(map(target.vocabulary.token_bytes, found)) == b"x jumps"
-    assert found == target.encode(b"x jumps")[0]
-
-
-def test_text_before_a_special_token_is_no_context():
-    qwen = encoder("qwen3")
-    retokeniser = Retokeniser(qwen)
-    a, bc = (qwen.vocabulary.by_bytes[data] for data in (b"a", b"bc"))
-    retokeniser.begin([a, end_of("qwen3")])
-    assert retokeniser.tokens(b"bc") == [bc]
-    retokeniser.extend([a] * 3)
-    assert retokeniser.tokens(b"bc") == [bc]
-
-
 def test_a_special_piece_ends_the_draft_with_the_token_of_its_role_if_there_is_one():
     smollm, gemma = vocabulary("smollm2"), vocabulary("gemma3")
-    walk = TextWalk(smollm, gemma, Retokeniser(encoder("gemma3")))
+    walk = TextWalk(smollm, encoder("gemma3"))
     (end_of_turn,) = gemma.special_ids(Role.END_OF_TURN)
     (other, *_), hello = smollm.special_ids(Role.OTHER), smollm.by_bytes[b"hello"]
     for last, token_ids in ((other, []), (end_of("smollm2"), [end_of_turn])):
@@ -124,21 +88,28 @@ def one_hot(size, at):
     return logits
 
 
-@pytest.mark.parametrize("has_walk", [False, True])
-def test_sampling_takes_the_walk_through_the_trie_where_there_is_one(rng, has_walk):
+def test_the_greedy_walk_drafts_greedy_rounds_only(rng):
     drafter, target = toy_encoder(rng, 20), toy_encoder(rng, 20)
     trie = SpellingTrie.build(full_spellings(drafter, target.vocabulary), target.vocabulary.size)
     size = drafter.vocabulary.size
-    proposer = TextDrafter(
+    proposer = ModelDrafter(
         MarkovModel(rng.normal(size=(size, size))),
         ByteBridge(drafter, target.vocabulary),
-        TextWalk(drafter.vocabulary, target.vocabulary, Retokeniser(target)),
-        sampled=TrieWalk(trie, size) if has_walk else None,
+        TrieWalk(trie, size),
+        greedy_walk=TextWalk(drafter.vocabulary, target),
     )
     proposer.begin([1, 5, 6])
     assert proposer.propose(4).trie is None
     draw = Draw(sampling=SamplingConfig(temperature=1.0), rng=rng)
-    assert proposer.propose(4, draw).trie is (trie if has_walk else None)
+    assert proposer.propose(4, draw).trie is trie
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_sampling_ends_the_round_where_there_is_no_law(rng, bad):
+    walk = TextWalk(toy_encoder(rng, 5).vocabulary, toy_encoder(rng, 5))
+    draw = Draw(sampling=SamplingConfig(temperature=1.0), rng=rng)
+    assert walk.step(np.full(12, bad, np.float32), draw) is None
+    assert not walk.finish()
 
 
 def test_tokens_that_a_piece_has_too_many_of_are_left_out():
