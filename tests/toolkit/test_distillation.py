@@ -71,6 +71,7 @@ def test_a_token_that_could_have_gone_on_takes_its_share_of_the_next_law():
     """After "a" the target meant "ab" or longer in half of the cases."""
     first, second = [0.3, 0.1, 0.2, 0.4], [0.2, 0, 0, 0.8]
     dense = pushed([0, 3], [first, second], [0, 1])
+    np.testing.assert_allclose(dense[0], [0.6, 0.4, 0], atol=1e-6)
     np.testing.assert_allclose(dense[1], [0.5 * 0.2, 0.5 + 0.5 * 0.8, 0], atol=1e-6)
 
 
