@@ -7,7 +7,7 @@ from pathlib import Path
 from omnidraft_npu.bundle import Bundle
 from omnidraft_npu.chips.table import Chip, find_chip
 from omnidraft_npu.config import Device, DeviceConfig
-from omnidraft_npu.errors import BundleError, ConfigError, DeviceError
+from omnidraft_npu.errors import BundleError, DeviceError
 from omnidraft_npu.manifest import HtpEntry, ModelEntry
 from omnidraft_npu.qnn.binary import check_context_binary, installed_qnn_version
 from omnidraft_npu.qnn.provider import HtpDevice, find_htp, open_qnn_session
@@ -129,7 +129,7 @@ def _choose_chip(htp: HtpEntry, device: HtpDevice, name: str | None) -> Chip:
         return find_chip(next(iter(compiled)))
     if device.kind == "simulator":
         return find_chip(_SIMULATED_CHIP)
-    raise ConfigError(
+    raise DeviceError(
         "this machine does not say which chip it has: name it with --soc; the bundle is made for "
         f"{', '.join(compiled) or 'no chip in particular'}"
     )

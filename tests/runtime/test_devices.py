@@ -147,8 +147,11 @@ def test_the_chip_is_the_one_named_else_this_machine_s_else_the_bundle_s(bundle,
     assert soc_of() == {57}
     monkeypatch.setattr(this_chip, "find_this_chip", lambda: None)
     result = run(bundle, "--target-device", "npu")
-    assert result.exit_code == 2
-    assert "--soc" in result.stderr
+    assert result.exit_code == 4
+    assert "name it with --soc" in result.stderr
+    falling = run(bundle)
+    assert stats(falling)["target_provider"] == CPU
+    assert falling.stderr.count("name it with --soc") == 1
     npu.kind = "simulator"
     assert soc_of() == {60}
 
