@@ -1,5 +1,6 @@
 """Which graphs of a model are opened, and on what: the NPU, a simulator of one, or the CPU."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from omnidraft_npu.qnn.provider import HtpDevice, find_htp, open_qnn_session
 from .causal_lm import OnnxModel
 from .model import Model
 from .static_lm import StaticModel
+
+logger = logging.getLogger(__name__)
 
 _SIMULATED_CHIP = "x-elite"
 """What the simulator takes where neither the user nor the bundle names a chip."""
@@ -95,9 +98,17 @@ def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> Ope
     for piece in htp.pieces():
         paths = {int(length): bundle.path(path) for length, path in piece.graphs.items()}
         if device.kind == "npu" or htp.loads_on_simulator:
-            made = piece.compiled.get(chip.key, {})
+            made = _binaries(piece.compiled, chip)
             compiled = {int(length): bundle.path(path) for length, path in made.items()}
             _check_binaries(compiled, chip)
+            if device.kind == "npu" and not compiled:
+                logger.warning(
+                    "the bundle has no binaries of %s for %s: QNN compiles its graphs now, which "
+                    "takes a while; export it with --soc %s",
+                    entry.name,
+                    chip.name,
+                    chip.key,
+                )
             paths |= compiled
         pieces.append(paths)
     model = StaticModel.open(
@@ -133,6 +144,12 @@ def _choose_chip(htp: HtpEntry, device: HtpDevice, name: str | None) -> Chip:
         "this machine does not say which chip it has: name it with --soc; the bundle is made for "
         f"{', '.join(compiled) or 'no chip in particular'}"
     )
+
+
+def _binaries(compiled: Mapping[str, dict[str, str]], chip: Chip) -> dict[str, str]:
+    """Those of the chip, or of one that QNN takes for the same."""
+    same = (key for key in compiled if find_chip(key).soc_model == chip.soc_model)
+    return compiled.get(chip.key) or compiled.get(next(same, ""), {})
 
 
 def _check_binaries(compiled: Mapping[int, Path], chip: Chip) -> None:

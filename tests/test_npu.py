@@ -186,6 +186,13 @@ def test_another_chip_is_compiled_for_on_the_spot_and_its_binary_is_not_taken_fo
     assert all(placement(s)[QNN_PROVIDER] > 1 for s in pair.target.graph.sessions.values())
 
 
+def test_a_near_sku_takes_the_binaries_of_the_chip_that_qnn_takes_it_for(bundle):
+    """ai-hub-models#333: near SKUs were refused."""
+    devices = DeviceConfig(simulate=True, soc="x1p42100", target_device="npu")
+    pair = open_pair(bundle, use_drafter=False, devices=devices)
+    assert all(placement(s) == {QNN_PROVIDER: 1} for s in pair.target.graph.sessions.values())
+
+
 def test_a_damaged_binary_is_to_be_exported_again(bundle, tmp_path):
     made = shutil.copytree(bundle / "drafter/htp/x-elite", tmp_path / "x-elite")
     binary = made / "length_4_ctx_qnn.bin"

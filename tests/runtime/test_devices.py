@@ -54,9 +54,10 @@ def stats(result):
     return json.loads(result.stdout)["stats"]
 
 
-def test_auto_takes_the_npu_where_there_is_one_and_says_nothing(bundle, npu):
+def test_auto_takes_the_npu_where_there_is_one(bundle, npu, caplog):
     pair = open_pair(bundle, devices=DeviceConfig(soc="x-elite"))
     assert pair.notice is None
+    assert "no binaries of tiny for Snapdragon X Elite" in caplog.text
     for model in (pair.target, pair.drafter):
         assert model.graph.provider == "QNNExecutionProvider (HTP, soc 60)"
         assert model.graph.context_length == CONTEXT
