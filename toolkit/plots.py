@@ -38,10 +38,10 @@ def title_of(environment: dict[str, Any]) -> str:
         who = drafter["name"] + kind[environment["proposer"]]
     temperature = environment["temperature"]
     how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-    return (
-        f"{who} for {target['name']}, {target['precision']}, {how}, "
-        f"on {environment['target_provider']}"
-    )
+    where = environment["target_provider"]
+    if (other := environment["draft_provider"]) not in (None, where):
+        where += f", drafter on {other}"
+    return f"{who} for {target['name']}, {target['precision']}, {how}, on {where}"
 
 
 def plot_bench(document: dict[str, Any], path: Path) -> None:
