@@ -155,6 +155,7 @@ def nothing_made(monkeypatch):
             2,
             "leave out --share-weights or --one-binary",
         ),
+        (("--soc", "x-elite", "--exporter", "optimum"), 2, "not built by our own builder"),
         (("--soc", "x-elite", "--max-ram", "0.01"), 1, "10.0 MB are available"),
         (("--soc", "x-elite", "--calibration", "missing.jsonl"), 1, "missing.jsonl"),
     ],

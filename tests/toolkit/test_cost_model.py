@@ -52,6 +52,13 @@ def test_the_best_draft_length_is_the_best_of_all():
             assert speedups[best.draft_tokens] == pytest.approx(best.speedup)
 
 
+def test_a_draft_is_never_longer_than_its_verify_graph_takes():
+    """Drafting next to a target this large costs nothing, so the longest draft is the best."""
+    for row in projected(acceptance=0.99, target_b=1000.0).lengths:
+        assert row.best.draft_tokens == row.best_without_overhead.draft_tokens
+        assert row.best.draft_tokens == row.verify_length - 1
+
+
 def test_positions_that_were_not_measured_use_the_stated_acceptance():
     found = project(
         X_ELITE,
