@@ -11,7 +11,7 @@ from omnidraft_npu.progress import Report
 from omnidraft_npu.qnn.binary import installed_qnn_version
 from omnidraft_npu.text.tokenizer import Tokenizer
 
-from .calibration.htp_quantization import quantize_htp_decoder
+from .calibration.htp_quantization import QuantizedGraphs, quantize_htp_decoder
 from .calibration.texts import calibration_text
 from .checkpoints.checkpoint import Checkpoint, TokenizerFiles
 from .compile import compile_graphs
@@ -19,6 +19,7 @@ from .htp.decoder_graph import HtpGraphOptions
 from .htp_parts import build_parts, check_parts
 from .htp_request import HtpRequest
 from .preflight import HtpEstimate, check_memory, estimate, size_text
+from .recipes import Recipe
 from .stages import Facts, Stages, Tell
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,13 @@ def build_htp(model: HtpModel, root: Path, folder: str, tell: Tell) -> Facts:
     Returns:
         The model's `HtpEntry` as JSON, without binaries.
     """
-    options, config, recipe = model.options, model.checkpoint.config, model.request.recipe
+    recipe, parts = model.request.recipe, _estimate(model).parts
+    config, options = model.checkpoint.config, model.options
+    tokenizer = Tokenizer.from_documents(
+        model.tokenizer.tokenizer_json, model.tokenizer.tokenizer_config
+    )
+    source = (config, model.checkpoint.tensor, tokenizer, root, options, recipe)
+    calibration = model.request.options.calibration
     entry = HtpEntry(
         precision=recipe.name,
         context_length=options.context_length,
@@ -115,46 +122,17 @@ def build_htp(model: HtpModel, root: Path, folder: str, tell: Tell) -> Facts:
         lora_rank=options.lora_rank,
         has_hidden_states=options.has_hidden_states,
     )
-    tokenizer = Tokenizer.from_documents(
-        model.tokenizer.tokenizer_json, model.tokenizer.tokenizer_config
-    )
-    parts = _estimate(model).parts
     if len(parts) > 1:
-        graphs = build_parts(
-            config,
-            model.checkpoint.tensor,
-            tokenizer,
-            root,
-            options,
-            recipe,
-            parts,
-            calibration=model.request.options.calibration,
-            tell=tell,
-        )
+        graphs = build_parts(*source, parts, calibration=calibration, tell=tell)
         pieces = tuple(
             HtpPart(num_layers=len(layers), graphs=_relative(own, root, folder))
             for layers, own in zip(parts, graphs, strict=True)
         )
         return dataclasses.asdict(dataclasses.replace(entry, parts=pieces))
     made = quantize_htp_decoder(
-        config,
-        model.checkpoint.tensor,
-        tokenizer,
-        root,
-        options,
-        recipe,
-        calibration=model.request.options.calibration,
-        tell=lambda step, done, total: tell(done, total),
+        *source, calibration=calibration, tell=lambda step, done, total: tell(done, total)
     )
-    if made.is_accurate is False and made.comparison is not None:
-        logger.warning(
-            "%s loses %.1f %% of perplexity in %s, more than the %.0f %% that are good: compare "
-            "it, or use another --htp-precision",
-            model.name,
-            100 * made.comparison.loss,
-            recipe.name,
-            100 * recipe.max_loss,
-        )
+    _warn_of_loss(model.name, recipe, made)
     entry = dataclasses.replace(
         entry,
         graphs=_relative(made.graphs, root, folder),
@@ -163,6 +141,18 @@ def build_htp(model: HtpModel, root: Path, folder: str, tell: Tell) -> Facts:
         is_accurate=made.is_accurate,
     )
     return dataclasses.asdict(entry)
+
+
+def _warn_of_loss(name: str, recipe: Recipe, made: QuantizedGraphs) -> None:
+    if made.is_accurate is False and made.comparison is not None:
+        logger.warning(
+            "%s loses %.1f %% of perplexity in %s, more than the %.0f %% that are good: compare "
+            "it, or use another --htp-precision",
+            name,
+            100 * made.comparison.loss,
+            recipe.name,
+            100 * recipe.max_loss,
+        )
 
 
 def _relative(graphs: Mapping[int, Path], root: Path, folder: str) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """A model over a context's limit goes into parts: said, built, compiled, recorded."""
 
+import dataclasses
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -92,3 +94,19 @@ def test_parts_in_4_bits_answer_as_the_whole_in_4_bits_does(checkpoint, tmp_path
         return model.begin().score([3, 7, 9, 4, 5])
 
     np.testing.assert_allclose(score(parts), score(whole), rtol=1e-3, atol=1e-3)
+
+
+def test_an_export_that_loses_too_much_says_so_and_is_marked(
+    checkpoint, tmp_path, monkeypatch, caplog
+):
+    """4 bits of random weights: whatever the recipe's bound, it is set below what they lose."""
+    recipe = dataclasses.replace(RECIPES["w4a16-nbits"], max_loss=-1.0)
+    monkeypatch.setitem(RECIPES, "w4a16-nbits", recipe)
+    monkeypatch.setattr(htp_stage, "compile_graphs", lambda *_, **__: {})
+    result = export(checkpoint, tmp_path / "bundle", "--htp-precision", "w4a16-nbits")
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    assert "of perplexity in w4a16-nbits, more than the" in caplog.text
+    htp = open_bundle(tmp_path / "bundle").manifest.drafter.htp
+    assert htp.is_accurate is False
+    assert htp.report["perplexity"] > 0
+    assert "built-in" in htp.calibration
