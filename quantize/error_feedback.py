@@ -6,16 +6,7 @@ moved by what, over the calibrated inputs, undoes most of it.
 
 import numpy as np
 
-from .scale_search import (
-    BLOCK,
-    Floats,
-    IntegerWeight,
-    Levels,
-    Scales,
-    WeightFormat,
-    block_moments,
-    search_block_scales,
-)
+from .scale_search import BLOCK, Floats, IntegerWeight, Levels, Scales, WeightFormat
 
 _DAMPING = 0.01
 """Added to the diagonal of the moments, of its mean: keeps inputs that hardly vary solvable."""
@@ -25,9 +16,6 @@ def round_with_feedback(
     weight: Floats, scales: Scales, form: WeightFormat, moments: Floats
 ) -> IntegerWeight:
     """Levels whose common error of the output is small, at given scales.
-
-    The whole numbers of LPBQ are searched anew for each block as it is reached, since its
-    weights have moved by then; the scales of channels stay.
 
     Args:
         weight: ``[out, in]``
@@ -41,23 +29,14 @@ def round_with_feedback(
     upper = _inverse_root(moments)
     rest = weight.copy()
     levels = np.empty(weight.shape, np.int8)
-    whole = None if scales.block is None else np.empty_like(scales.block)
-    diagonal = block_moments(moments)
+    by_block = scales.by_block(len(weight), -(-weight.shape[1] // BLOCK))
     for block, start in enumerate(range(0, weight.shape[1], BLOCK)):
         columns = slice(start, min(start + BLOCK, weight.shape[1]))
-        steps = np.broadcast_to(scales.channel, len(weight))
-        if whole is not None:
-            whole[:, block] = search_block_scales(
-                rest[:, columns], steps, form, diagonal[block : block + 1]
-            )
-            steps = steps * whole[:, block]
         levels[:, columns], errors = _round_block(
-            rest[:, columns], steps, form, upper[columns, columns]
+            rest[:, columns], by_block[:, block], form, upper[columns, columns]
         )
         rest[:, columns.stop :] -= errors @ upper[columns, columns.stop :]
-    return IntegerWeight(
-        levels=levels, scales=Scales(channel=scales.channel, block=whole), bits=form.bits
-    )
+    return IntegerWeight(levels=levels, scales=scales, bits=form.bits)
 
 
 def _round_block(

@@ -24,6 +24,8 @@ class Recipe:
     """Of the projections; None leaves the graph in floating point."""
     head: WeightFormat | None = None
     """Of the product that gives the logits."""
+    finer: tuple[str, ...] = ()
+    """Projections in the head's format too: small ones whose errors cost most."""
     has_integer_activations: bool = True
     """Whether values between operators are 16-bit integers; otherwise they are fp16."""
     has_float_residual: bool = True
@@ -35,8 +37,13 @@ class Recipe:
     max_loss: float
     """Share by which the perplexity may rise before an export is marked as poor."""
 
+    def format_of(self, module: str) -> WeightFormat | None:
+        """Of the weight of a projection."""
+        return self.head if module in self.finer else self.weights
+
 
 _HEAD = WeightFormat(bits=8, granularity="channel")
+_FINER = ("k_proj", "v_proj")
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -53,6 +60,7 @@ RECIPES: dict[str, Recipe] = {
             name="w4a16",
             weights=WeightFormat(bits=4, granularity="block"),
             head=_HEAD,
+            finer=_FINER,
             kv_bits=8,
             max_loss=0.08,
         ),
@@ -60,6 +68,7 @@ RECIPES: dict[str, Recipe] = {
             name="w4a16-nbits",
             weights=WeightFormat(bits=4, granularity="block"),
             head=_HEAD,
+            finer=_FINER,
             has_integer_activations=False,
             max_loss=0.08,
         ),
@@ -106,17 +115,17 @@ def recipe_for(
         return recipe
     if not chip.fp16:
         recipe = replace(recipe, has_float_residual=False)
+    if kv_bits == 16 and not is_flexible:
+        raise ConfigError(
+            f"{chip.name} (Hexagon v{chip.arch}) takes a cache of 8 bits only: use --kv-bits 8"
+        )
     if chip.arch == 68:
-        recipe = _for_v68(recipe, chip, kv_bits)
+        recipe = _for_v68(recipe)
     return recipe if kv_bits is None else replace(recipe, kv_bits=kv_bits)
 
 
-def _for_v68(recipe: Recipe, chip: Chip, kv_bits: KvBits | None) -> Recipe:
+def _for_v68(recipe: Recipe) -> Recipe:
     """One scale a weight and 8 bits for the cache, as v68 multiplies nothing else; and no operator
     for rotary embeddings, which QNN promises and then cannot prepare."""
-    if kv_bits == 16:
-        raise ConfigError(
-            f"{chip.name} (Hexagon v68) takes a cache of 8 bits only: use --kv-bits 8"
-        )
     whole = WeightFormat(bits=8, granularity="tensor")
     return replace(recipe, weights=whole, head=whole, kv_bits=8, has_rotary_operator=False)

@@ -147,16 +147,6 @@ def _search_whole(
     return np.asarray(best, np.uint8)
 
 
-def search_block_scales(
-    weight: Floats, channel: Floats, form: WeightFormat, diagonal: Floats
-) -> npt.NDArray[np.uint8]:
-    """``[out]`` whole numbers for the weights ``[out, BLOCK]`` of one block."""
-    part = _blocked(weight)
-    ideal = _search_blocks(part, form, diagonal)
-    whole: npt.NDArray[np.uint8] = _search_whole(part, ideal, channel, form, diagonal)[0]
-    return whole
-
-
 def block_moments(moments: Floats) -> Floats:
     """``[blocks, BLOCK, BLOCK]`` of ``[in, in]``: the part that lies within blocks."""
     blocks = -(-len(moments) // BLOCK)

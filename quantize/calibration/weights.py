@@ -104,8 +104,7 @@ def quantize_weights(
         rounding: How.
         tell: Told the layers done and their total.
     """
-    form = recipe.weights
-    if form is None:
+    if recipe.weights is None:
         return
     embedding = tensors("embed_tokens")
     run = RandomTokens(config, embedding, windows)
@@ -122,10 +121,12 @@ def quantize_weights(
             revised = dict(layer)
             for part in _PARTS[group]:
                 weight = weights.get(prefix + part)
-                if weight is None:
+                form = recipe.format_of(part)
+                if weight is None and form is not None:
                     weight = _round(layer[part], form, moments, rounding)
                     weights.put(prefix + part, weight)
-                revised[part] = weight.dequantize()
+                if weight is not None:
+                    revised[part] = weight.dequantize()
             return revised
 
         run.revise_layer(i, layer, revise)

@@ -12,9 +12,13 @@ from simulated_htp import X_ELITE, open_simulated, relative_error
 
 from omnidraft_npu.qnn.provider import QNN_PROVIDER, placement
 from omnidraft_npu.quantize.calibration.htp_quantization import quantize_htp_decoder
+from omnidraft_npu.quantize.calibration.qdq_graph import QdqGraph
 from omnidraft_npu.quantize.calibration.static_graph import StaticGraph
-from omnidraft_npu.quantize.htp.decoder_graph import WEIGHTS, HtpGraphOptions
+from omnidraft_npu.quantize.calibration.weights import IntegerWeights
+from omnidraft_npu.quantize.graph_writer import GraphWriter
+from omnidraft_npu.quantize.htp.decoder_graph import WEIGHTS, HtpGraphOptions, build_htp_decoder
 from omnidraft_npu.quantize.recipes import RECIPES, Recipe
+from omnidraft_npu.quantize.tensor_file import TensorFile
 
 CONTEXT = 32
 SNAPDRAGON_888 = 30
@@ -185,8 +189,6 @@ def test_an_adapter_works_that_was_not_there_at_calibration(quantized, rng):
 
 
 def open_float(model, made, **options) -> StaticGraph:
-    from omnidraft_npu.quantize.htp.decoder_graph import build_htp_decoder
-
     folder = made.graphs[8].parent.parent / "float"
     paths = build_htp_decoder(
         model.config,
@@ -266,10 +268,28 @@ def test_all_nodes_run_on_qnn_as_one_graph_and_agree_with_the_cpu(
 ):
     model, made = quantized(variant, recipe, **options)
     ids = random_ids(rng, 24)
-    session = open_simulated(made.graphs[8], soc_model)
+    for path in made.graphs.values():
+        session = open_simulated(path, soc_model)
+        (part,) = session.get_provider_graph_assignment_info()
+        assert placement(session) == {QNN_PROVIDER: len(part.get_nodes())}
+        simulated = StaticGraph(session, sliding_window=model.config.sliding_window)
+        expected = run(open_cpu(model, path), ids)
+        assert relative_error(run(simulated, ids), expected) < QNN_ERROR
 
-    (part,) = session.get_provider_graph_assignment_info()
-    assert placement(session) == {QNN_PROVIDER: len(part.get_nodes())}
-    simulated = StaticGraph(session, sliding_window=model.config.sliding_window)
-    expected = run(open_cpu(model, made.graphs[8]), ids)
-    assert relative_error(run(simulated, ids), expected) < QNN_ERROR
+
+def test_a_value_that_was_not_calibrated_is_no_silent_float(quantized, tmp_path):
+    """Missing encodings once made a quantiser calibrate anew, unseen; here they are a mistake."""
+    model, _ = quantized("llama", W8)
+    path = build_htp_decoder(
+        model.config,
+        model.tensors.__getitem__,
+        tmp_path,
+        HtpGraphOptions(lengths=(8,), context_length=CONTEXT),
+    )[8]
+    graph = onnx.load(path, load_external_data=False).graph
+    with (
+        TensorFile(tmp_path / "other.data") as file,
+        GraphWriter(tmp_path / "other.onnx", file, opset=23) as writer,
+        pytest.raises(ValueError, match=r"layers\.0\.active.* was not calibrated"),
+    ):
+        QdqGraph(writer, graph, {}, IntegerWeights(tmp_path), None, has_rotary_operator=True)

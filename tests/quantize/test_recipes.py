@@ -41,6 +41,7 @@ def test_the_user_chooses_recipe_and_cache():
         ("888", {"name": "fp16"}, "fp16 computes in fp16, which no source claims"),
         ("q-6690", {"name": "w4a16-nbits"}, "w4a16-nbits computes in fp16, which no source"),
         ("888", {"kv_bits": 16}, "takes a cache of 8 bits only: use --kv-bits 8"),
+        ("8-gen-1", {"kv_bits": 16}, "v69.? takes a cache of 8 bits only: use --kv-bits 8"),
         ("x-elite", {"name": "fp16", "kv_bits": 8}, "fp16 keeps its cache in floating point"),
     ],
 )
