@@ -59,3 +59,17 @@ def test_the_residual_stream_is_fp16_where_the_chip_computes_in_it(chip, is_floa
 
 def test_every_recipe_says_what_it_may_lose():
     assert all(0 < recipe.max_loss < 0.1 for recipe in RECIPES.values())
+
+
+@pytest.mark.parametrize("name", ["w4a16", "w4a16-nbits"])
+def test_keys_and_values_keep_8_bits_beside_4(name):
+    recipe = RECIPES[name]
+    assert [
+        recipe.format_of(part).bits for part in ("q_proj", "k_proj", "v_proj", "down_proj")
+    ] == [
+        4,
+        8,
+        8,
+        4,
+    ]
+    assert RECIPES["fp16"].format_of("k_proj") is None
