@@ -47,6 +47,7 @@ class HtpDecoderNodes:
         self._tensors = tensors
         self._graph = graph
         self._residual_scale = _SANDWICH_SCALE if config.has_sandwich_norms else 1.0
+        self._group = config.num_heads // config.num_kv_heads
         self._layers = layers
         self._length = length
         self._hidden_shape = [1, length, config.hidden_size]
@@ -90,9 +91,15 @@ class HtpDecoderNodes:
 
     def _add_masks(self) -> None:
         shape = [1, 1, self._length, self._context_length + self._length]
-        masks = {"attention_mask", *(self._mask(i) for i in self._layers)}
-        for name in sorted(masks):
+        used = {self._mask(i) for i in self._layers}
+        for name in sorted({"attention_mask", *used}):
             self._graph.input(name, np.float32, shape)
+            if name in used:
+                self._repeat(name, f"{name}.grouped", axis=2)
+
+    def _repeat(self, rows: str, output: str, axis: int) -> str:
+        """The rows of the new tokens again for each of the queries that share a key head."""
+        return self._graph.node("Concat", [rows] * self._group, output, axis=axis)
 
     def _mask(self, index: int) -> str:
         """The mask of a layer; a window that spans the whole context hides nothing."""
@@ -111,7 +118,11 @@ class HtpDecoderNodes:
                     name = f"{rope}.{side}.{part}"
                     make = partial(self._rotary_table, rope, side, part)
                     table = graph.shared_tensor(f"{name}.table", make)
-                    graph.node("Gather", [table, positions], name)
+                    if side == "key":
+                        graph.node("Gather", [table, positions], name)
+                    else:
+                        rows = graph.node("Gather", [table, positions], f"{name}.rows")
+                        self._repeat(rows, name, axis=1)
 
     def _rotary_table(self, rope: str, side: str, part: str) -> Floats:
         config = self._config
@@ -127,11 +138,13 @@ class HtpDecoderNodes:
 
     def _attention(self, x: str, index: int) -> str:
         config, at, rope = self._config, f"layers.{index}", self._rope(index)
-        query = self._heads(self._project(x, index, "q"), config.num_heads, f"{at}.query")
-        key = self._heads(self._project(x, index, "k"), config.num_kv_heads, f"{at}.key")
-        if config.has_qk_norm:
-            query = self._norm(query, f"{at}.q_norm", f"{at}.q_norm")
-            key = self._norm(key, f"{at}.k_norm", f"{at}.k_norm")
+        norms = ("q_norm", "k_norm") if config.has_qk_norm else ("", "")
+        query = self._project(x, index, "q")
+        query = self._heads(query, config.num_heads, f"{at}.query", norm=norms[0])
+        key = self._project(x, index, "k")
+        key = self._heads(key, config.num_kv_heads, f"{at}.key", norm=norms[1])
+        grouped = [1, config.num_kv_heads, self._group * self._length, config.head_dim]
+        query = self._reshape(query, grouped, f"{at}.query_grouped")
         query = self._rotate(query, f"{rope}.query", f"{at}.query_rotated")
         self._rotate(key, f"{rope}.key", f"new.{index}.key")
         self._heads(self._project(x, index, "v"), config.num_kv_heads, f"new.{index}.value")
@@ -145,24 +158,21 @@ class HtpDecoderNodes:
 
         The queries that share a key head are rows of one product, so no key is repeated; as
         an Einsum, which QNN makes a product with turned keys, the cache is not transposed.
+
+        Args:
+            query: ``[1, kv_heads, group * S, head_dim]``
+            index: Of the layer.
         """
         config, graph, at = self._config, self._graph, f"layers.{index}"
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        total = self._context_length + self._length
-        rows = self._length * heads // kv_heads
+        heads, dim = config.num_heads, config.head_dim
         keys, values = self._extend(index, "key"), self._extend(index, "value")
-        grouped = self._reshape(query, [1, kv_heads, rows, dim], f"{at}.query_grouped")
-        rows_by_keys = "bkrd,bktd->bkrt"
-        scores = graph.node(
-            "Einsum", [grouped, keys], f"{at}.scores_grouped", equation=rows_by_keys
-        )
-        scores = self._reshape(scores, [1, heads, self._length, total], f"{at}.scores")
-        masked = graph.node("Add", [scores, self._mask(index)], f"{at}.masked")
+        scores = graph.node("Einsum", [query, keys], f"{at}.scores", equation="bkrd,bktd->bkrt")
+        mask = f"{self._mask(index)}.grouped"
+        masked = graph.node("Add", [scores, mask], f"{at}.masked")
         weights = graph.node("Softmax", [masked], f"{at}.weights", axis=-1)
-        weights = self._reshape(weights, [1, kv_heads, rows, total], f"{at}.weights_grouped")
         attended = graph.node("MatMul", [weights, values], f"{at}.attended_grouped")
         apart = self._reshape(attended, [1, heads, self._length, dim], f"{at}.attended_heads")
-        merged = graph.node("Transpose", [apart], f"{at}.attended_tokens", perm=[0, 2, 1, 3])
+        merged = self._swap(apart, [1, self._length, heads, dim], f"{at}.attended_tokens")
         return self._reshape(merged, [1, self._length, heads * dim], f"{at}.attended")
 
     def _extend(self, index: int, part: str) -> str:
@@ -247,10 +257,28 @@ class HtpDecoderNodes:
         epsilon = self._config.norm_eps * epsilon_scale
         return self._graph.node("RMSNormalization", [x, weight], output, axis=-1, epsilon=epsilon)
 
-    def _heads(self, x: str, heads: int, output: str) -> str:
-        """``[1, S, heads * head_dim]`` as ``[1, heads, S, head_dim]``."""
-        apart = self._reshape(x, [1, self._length, heads, self._config.head_dim], f"{output}.heads")
-        return self._graph.node("Transpose", [apart], output, perm=[0, 2, 1, 3])
+    def _heads(self, x: str, heads: int, output: str, norm: str = "") -> str:
+        """``[1, S, heads * head_dim]`` as ``[1, heads, S, head_dim]``, each head normed if asked.
+
+        The norm is of ``[1, rows, head_dim]``: with four dimensions, the HTP gets it wrong
+        where the second is more than 8 and the last is small.
+        """
+        dim = self._config.head_dim
+        if norm:
+            rows = self._reshape(x, [1, self._length * heads, dim], f"{output}.rows")
+            name = f"{output.rpartition('.')[0]}.{norm}"
+            x = self._norm(rows, name, name)
+        apart = self._reshape(x, [1, self._length, heads, dim], f"{output}.heads")
+        return self._swap(apart, [1, heads, self._length, dim], output)
+
+    def _swap(self, x: str, shape: Sequence[int], output: str) -> str:
+        """Swap tokens and heads, into `shape`.
+
+        With one token nothing moves, and a quantised Transpose of it goes wrong on v69.
+        """
+        if self._length == 1:
+            return self._reshape(x, shape, output)
+        return self._graph.node("Transpose", [x], output, perm=[0, 2, 1, 3])
 
     def _rotate(self, x: str, tables: str, output: str) -> str:
         inputs = [x, f"{tables}.cos", f"{tables}.sin"]

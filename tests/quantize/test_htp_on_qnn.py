@@ -84,3 +84,13 @@ def test_a_residual_stream_beyond_16_bits_keeps_its_precision(models, build, rng
     ids = random_ids(rng, 8)
 
     assert relative_error(simulated.run(ids), exact.run(ids)) < FP16_ERROR
+
+
+def test_many_heads_are_normed_right(models, build, rng):
+    """QNN's norm of four dimensions goes wrong where the second is more than 8, silently."""
+    shape = {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 16}
+    model = models("qwen3", hidden_size=96, num_hidden_layers=1, **shape)
+    ids = random_ids(rng, 16)
+    simulated, _ = build(model, lengths=(16,))
+
+    assert relative_error(simulated.run(ids), model.logits(ids)) < FP16_ERROR
