@@ -15,6 +15,10 @@ from .stages import Facts
 PREFILL_LENGTH = 128
 MAX_VERIFY_LENGTH = 32
 
+_FEWEST_ROWS_V69 = 5
+"""Hexagon v69 gets a product of 16-bit queries and 8-bit keys wrong in all heads but the first
+where a head has fewer rows, which one token seldom has: there, it takes the verify graph."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HtpOptions:
@@ -68,9 +72,16 @@ class HtpRequest:
         """Slots of the cache that were asked for."""
         return self.options.context_length
 
-    def lengths(self, context_length: int) -> tuple[int, ...]:
-        """Tokens of each graph of a model with so many slots: draft, verify, prefill."""
-        wanted = (1, self.options.verify_length, PREFILL_LENGTH)
+    def lengths(self, context_length: int, group: int) -> tuple[int, ...]:
+        """Tokens of each graph of a model with so many slots: draft, verify, prefill.
+
+        Args:
+            context_length: Slots of the cache.
+            group: Queries that share a key head.
+        """
+        wanted = {1, self.options.verify_length, PREFILL_LENGTH}
+        if self.recipe.has_integer_activations and any(chip.arch == 69 for chip in self.chips):
+            wanted = {length for length in wanted if length * group >= _FEWEST_ROWS_V69}
         return tuple(sorted({min(length, context_length) for length in wanted}))
 
     def identity(self) -> Facts:

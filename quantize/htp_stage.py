@@ -39,9 +39,10 @@ class HtpModel:
     @property
     def options(self) -> HtpGraphOptions:
         """Lengths, context and inputs of the graphs."""
-        context_length = min(self.request.context_length, self.checkpoint.config.context_length)
+        config = self.checkpoint.config
+        context_length = min(self.request.context_length, config.context_length)
         return HtpGraphOptions(
-            lengths=self.request.lengths(context_length),
+            lengths=self.request.lengths(context_length, config.num_heads // config.num_kv_heads),
             context_length=context_length,
             lora_rank=self.lora_rank,
             has_hidden_states=self.has_hidden_states,
