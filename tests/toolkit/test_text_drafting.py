@@ -104,11 +104,10 @@ def test_the_greedy_walk_drafts_greedy_rounds_only(rng):
     assert proposer.propose(4, draw).trie is trie
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_sampling_ends_the_round_where_there_is_no_law(rng, bad):
+def test_sampling_ends_the_round_where_logits_are_not_numbers(rng):
     walk = TextWalk(toy_encoder(rng, 5).vocabulary, toy_encoder(rng, 5))
     draw = Draw(sampling=SamplingConfig(temperature=1.0), rng=rng)
-    assert walk.step(np.full(12, bad, np.float32), draw) is None
+    assert walk.step(np.full(12, np.nan, np.float32), draw) is None
     assert not walk.finish()
 
 
