@@ -7,7 +7,6 @@ rows after it.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from ..architecture import DecoderConfig
 from ..graph_writer import GraphWriter
 from ..lora_branch import LoraBranches
-from ..rotary import rotary_tables
+from .token_places import TokenPlaces
 
 Floats = npt.NDArray[np.float32]
 
@@ -52,7 +51,13 @@ class HtpDecoderNodes:
         self._length = length
         self._hidden_shape = [1, length, config.hidden_size]
         self._context_length = context_length
-        self._num_positions = num_positions
+        self._places = TokenPlaces(
+            graph,
+            config,
+            length=length,
+            context_length=context_length,
+            num_positions=num_positions,
+        )
         self._lora = LoraBranches(graph, config, rank=lora_rank, modules=lora_modules)
         self._has_hidden_states = has_hidden_states
 
@@ -60,8 +65,7 @@ class HtpDecoderNodes:
         """Add inputs, nodes, tensors and outputs."""
         first, end = self._layers.start, self._layers.stop
         residual = self._embed() if first == 0 else self._continue(f"layers.{first - 1}.residual")
-        self._add_masks()
-        self._add_rotations()
+        self._places.add(self._layers)
         for i in self._layers:
             at = f"layers.{i}"
             update = self._attention(self._residual_norm(residual, f"{at}.input_norm"), i)
@@ -89,55 +93,8 @@ class HtpDecoderNodes:
         factor = graph.tensor("embed_tokens.scale", np.array(scale, np.float32))
         return graph.node("Mul", [embedded, factor], "embed_tokens")
 
-    def _add_masks(self) -> None:
-        shape = [1, 1, self._length, self._context_length + self._length]
-        used = {self._mask(i) for i in self._layers}
-        for name in sorted({"attention_mask", *used}):
-            self._graph.input(name, np.float32, shape)
-            if name in used:
-                self._repeat(name, f"{name}.grouped", axis=2)
-
-    def _repeat(self, rows: str, output: str, axis: int) -> str:
-        """The rows of the new tokens again for each of the queries that share a key head."""
-        return self._graph.node("Concat", [rows] * self._group, output, axis=axis)
-
-    def _mask(self, index: int) -> str:
-        """The mask of a layer; a window that spans the whole context hides nothing."""
-        window = self._config.sliding_window
-        is_sliding = self._config.layer_types[index] == "sliding"
-        has_window = is_sliding and window is not None and window < self._context_length
-        return "sliding_mask" if has_window else "attention_mask"
-
-    def _add_rotations(self) -> None:
-        """Cosines and sines of the new positions; the query's carry the scale of the scores."""
-        graph = self._graph
-        positions = graph.input("position_ids", np.int32, [1, self._length])
-        for rope in sorted({self._rope(i) for i in self._layers}):
-            for side in ("query", "key"):
-                for part in ("cos", "sin"):
-                    name = f"{rope}.{side}.{part}"
-                    make = partial(self._rotary_table, rope, side, part)
-                    table = graph.shared_tensor(f"{name}.table", make)
-                    if side == "key":
-                        graph.node("Gather", [table, positions], name)
-                    else:
-                        rows = graph.node("Gather", [table, positions], f"{name}.rows")
-                        self._repeat(rows, name, axis=1)
-
-    def _rotary_table(self, rope: str, side: str, part: str) -> Floats:
-        config = self._config
-        waves = config.local_rope if rope == "local_rope" else config.rope
-        assert waves is not None, "only a sliding layer has a local rope, and only if there is one"
-        cos, sin = rotary_tables(waves, config.head_dim, self._num_positions)
-        table = cos if part == "cos" else sin
-        return table * np.float32(config.attention_scale) if side == "query" else table
-
-    def _rope(self, index: int) -> str:
-        is_sliding = self._config.layer_types[index] == "sliding"
-        return "local_rope" if is_sliding and self._config.local_rope is not None else "rope"
-
     def _attention(self, x: str, index: int) -> str:
-        config, at, rope = self._config, f"layers.{index}", self._rope(index)
+        config, at, rotate = self._config, f"layers.{index}", self._places.rotate
         norms = ("q_norm", "k_norm") if config.has_qk_norm else ("", "")
         query = self._project(x, index, "q")
         query = self._heads(query, config.num_heads, f"{at}.query", norm=norms[0])
@@ -145,8 +102,8 @@ class HtpDecoderNodes:
         key = self._heads(key, config.num_kv_heads, f"{at}.key", norm=norms[1])
         grouped = [1, config.num_kv_heads, self._group * self._length, config.head_dim]
         query = self._reshape(query, grouped, f"{at}.query_grouped")
-        query = self._rotate(query, f"{rope}.query", f"{at}.query_rotated")
-        self._rotate(key, f"{rope}.key", f"new.{index}.key")
+        query = rotate(query, index, "query", f"{at}.query_rotated")
+        rotate(key, index, "key", f"new.{index}.key")
         self._heads(self._project(x, index, "v"), config.num_kv_heads, f"new.{index}.value")
         projected = self._project(self._attend(query, index), index, "o")
         if not config.has_sandwich_norms:
@@ -167,8 +124,7 @@ class HtpDecoderNodes:
         heads, dim = config.num_heads, config.head_dim
         keys, values = self._extend(index, "key"), self._extend(index, "value")
         scores = graph.node("Einsum", [query, keys], f"{at}.scores", equation="bkrd,bktd->bkrt")
-        mask = f"{self._mask(index)}.grouped"
-        masked = graph.node("Add", [scores, mask], f"{at}.masked")
+        masked = graph.node("Add", [scores, self._places.mask(index)], f"{at}.masked")
         weights = graph.node("Softmax", [masked], f"{at}.weights", axis=-1)
         attended = graph.node("MatMul", [weights, values], f"{at}.attended_grouped")
         apart = self._reshape(attended, [1, heads, self._length, dim], f"{at}.attended_heads")
@@ -279,10 +235,6 @@ class HtpDecoderNodes:
         if self._length == 1:
             return self._reshape(x, shape, output)
         return self._graph.node("Transpose", [x], output, perm=[0, 2, 1, 3])
-
-    def _rotate(self, x: str, tables: str, output: str) -> str:
-        inputs = [x, f"{tables}.cos", f"{tables}.sin"]
-        return self._graph.node("RotaryEmbedding", inputs, output)
 
     def _reshape(self, x: str, shape: Sequence[int], output: str) -> str:
         name = "shape." + "x".join(map(str, shape))

@@ -57,6 +57,17 @@ def test_after_a_rewind_the_dropped_tokens_have_no_influence(models, build, rng,
     assert_close(rows, model.logits(kept + new)[len(kept) :])
 
 
+@pytest.mark.parametrize("context_length", [8, 9])
+def test_a_window_as_long_as_the_context_needs_no_mask(models, build, rng, context_length):
+    model = models("gemma3_text")
+    ids = random_ids(rng, context_length)
+    graph = build(model, lengths=(context_length,), context_length=context_length)
+
+    masks = {v.name for v in graph.sessions[context_length].get_inputs() if "mask" in v.name}
+    assert ("sliding_mask" in masks) == (context_length > model.config.sliding_window)
+    assert_close(graph.run(ids), model.logits(ids))
+
+
 @pytest.mark.parametrize("variant", ["llama", "gemma3_text"])
 def test_hidden_states_are_what_the_head_reads(models, build, rng, variant):
     model = models(variant)
