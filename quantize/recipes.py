@@ -30,8 +30,11 @@ class Recipe:
     """Whether values between operators are 16-bit integers; otherwise they are fp16."""
     has_float_residual: bool = True
     """Whether the stream that layers add to stays in fp16, with integer activations elsewhere."""
+    has_float_attention: bool = False
+    """Whether scores and weights of the attention stay in fp16 too."""
     has_rotary_operator: bool = True
-    """Whether the chip has an operator for rotary embeddings of integers."""
+    """Whether rotary embeddings of integers are one operator, which QNN takes for v68 and then
+    cannot prepare."""
     kv_bits: KvBits | None = None
     """Of the cache, which the host then copies as integers; None for floating point."""
     max_loss: float
@@ -119,13 +122,15 @@ def recipe_for(
         raise ConfigError(
             f"{chip.name} (Hexagon v{chip.arch}) takes a cache of 8 bits only: use --kv-bits 8"
         )
+    if chip.arch == 69 and chip.fp16:
+        # In integers, passes of one or two tokens attend wrongly on the simulator of v69.
+        recipe = replace(recipe, has_float_attention=True)
     if chip.arch == 68:
         recipe = _for_v68(recipe)
     return recipe if kv_bits is None else replace(recipe, kv_bits=kv_bits)
 
 
 def _for_v68(recipe: Recipe) -> Recipe:
-    """One scale a weight and 8 bits for the cache, as v68 multiplies nothing else; and no operator
-    for rotary embeddings, which QNN promises and then cannot prepare."""
+    """One scale a weight and 8 bits for the cache, as v68 multiplies nothing else."""
     whole = WeightFormat(bits=8, granularity="tensor")
     return replace(recipe, weights=whole, head=whole, kv_bits=8, has_rotary_operator=False)

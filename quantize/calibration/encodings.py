@@ -1,5 +1,6 @@
 """Scale and zero point of every activation, equal where a value is only moved or cached."""
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +19,10 @@ MOVING = ("Reshape", "Transpose", "Concat")
 _FIXED = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0)}
 _HEADROOM = 1.1
 """Of the range seen: other text, and adapters, go a little further; 16 bits can spare it."""
+_ATTENTION = re.compile(
+    r"layers\.\d+\.(query_rotated|scores|masked|weights|attended_grouped)"
+    r"|(attention|sliding)_mask(\.grouped)?"
+)
 _PAST, _NEW = "past_key_values.", "new."
 
 
@@ -85,6 +90,11 @@ def is_residual(name: str) -> bool:
     return name.endswith((".attention_residual", ".residual"))
 
 
+def is_attention(name: str) -> bool:
+    """Whether a value lies between the rotated queries and what they attend to, masks included."""
+    return _ATTENTION.fullmatch(name) is not None
+
+
 def is_cache_input(name: str) -> bool:
     """Whether a graph input is a part of the cache."""
     return name.startswith(_PAST)
@@ -107,6 +117,7 @@ def encode(
     *,
     kv_bits: ActivationBits,
     has_float_residual: bool,
+    has_float_attention: bool,
 ) -> dict[str, Encoding]:
     """An encoding for every value that becomes integers, in the graphs of all lengths.
 
@@ -119,6 +130,7 @@ def encode(
         constants: Of the float constants that activations are looked up in (`Gather`).
         kv_bits: Of the cache.
         has_float_residual: Whether the residual stream stays in floating point.
+        has_float_attention: Whether scores and weights of the attention do.
 
     Returns:
         By name of value or constant. With an 8-bit cache the new rows are there twice: as
@@ -169,7 +181,9 @@ def encode(
     return {
         name: made_of[groups.root(name)]
         for name in limits
-        if not is_lora(name) and not (has_float_residual and is_residual(name))
+        if not is_lora(name)
+        and not (has_float_residual and is_residual(name))
+        and not (has_float_attention and is_attention(name))
     }
 
 

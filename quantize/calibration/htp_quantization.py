@@ -143,6 +143,7 @@ def find_encodings(path: Path, ranges: Ranges, recipe: Recipe) -> dict[str, Enco
         limits,
         kv_bits=recipe.kv_bits or 16,
         has_float_residual=recipe.has_float_residual,
+        has_float_attention=recipe.has_float_attention,
     )
 
 

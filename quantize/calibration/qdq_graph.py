@@ -13,7 +13,15 @@ import numpy as np
 
 from ..graph_writer import GraphWriter
 from ..scale_search import BLOCK, IntegerWeight
-from .encodings import Encoding, is_cache_input, is_cache_output, is_lora, is_residual, raw
+from .encodings import (
+    Encoding,
+    is_attention,
+    is_cache_input,
+    is_cache_output,
+    is_lora,
+    is_residual,
+    raw,
+)
 from .weights import IntegerWeights
 
 if TYPE_CHECKING:
@@ -47,8 +55,8 @@ class QdqGraph:
         activations |= {v.name for v in source.input if value_type(v)[0] == np.float32}
         self._kept = activations - encodings.keys()
         """Activations that stay in floating point."""
-        unknown = {name for name in self._kept if not is_lora(name) and not is_residual(name)}
-        if unknown:
+        may_stay = (is_lora, is_residual, is_attention)
+        if unknown := {name for name in self._kept if not any(may(name) for may in may_stay)}:
             raise ValueError(f"{', '.join(sorted(unknown))} was not calibrated")
         self._floats: dict[str, str] = {}
         """Values whose name is that of their integers, and what the floats are called."""

@@ -28,6 +28,18 @@ def test_v68_has_one_scale_a_weight_and_a_cache_of_8_bits(chip):
     assert recipe.head.granularity == "tensor"
 
 
+@pytest.mark.parametrize(
+    ("chip", "has_rotary_operator", "has_float_attention"),
+    [("888", False, False), ("8-gen-1", True, True), ("x-elite", True, False)],
+)
+def test_what_a_chip_computes_wrongly_is_written_another_way(
+    chip, has_rotary_operator, has_float_attention
+):
+    recipe = recipe_for(find_chip(chip), "drafter")
+    assert recipe.has_rotary_operator is has_rotary_operator
+    assert recipe.has_float_attention is has_float_attention
+
+
 def test_the_user_chooses_recipe_and_cache():
     recipe = recipe_for(find_chip("x-elite"), "target", name="w8a16", kv_bits=16)
     assert (recipe.name, recipe.kv_bits) == ("w8a16", 16)
