@@ -80,7 +80,9 @@ class HtpRequest:
             group: Queries that share a key head.
         """
         wanted = {1, self.options.verify_length, PREFILL_LENGTH}
-        if self.recipe.has_integer_activations and any(chip.arch == 69 for chip in self.chips):
+        recipe = self.recipe
+        has_integer_attention = recipe.has_integer_activations and not recipe.has_float_attention
+        if has_integer_attention and any(chip.arch == 69 for chip in self.chips):
             wanted = {length for length in wanted if length * group >= _FEWEST_ROWS_V69}
         return tuple(sorted({min(length, context_length) for length in wanted}))
 

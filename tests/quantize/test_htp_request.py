@@ -1,5 +1,7 @@
 """Which graphs a chip gets."""
 
+import dataclasses
+
 import pytest
 
 from omnidraft_npu.chips.table import find_chip
@@ -24,6 +26,12 @@ def request(chip, recipe, verify_length=8):
 def test_a_chip_that_fails_on_few_rows_gets_no_graph_of_one_token(chip, recipe, group, lengths):
     """On v69, quantised attention of one token with three queries a key head came out wrong."""
     assert request(chip, recipe).lengths(1024, group) == lengths
+
+
+def test_attention_in_floats_gives_v69_the_graph_of_one_token():
+    asked = request("sm8450", "w8a16")
+    recipe = dataclasses.replace(asked.recipe, has_float_attention=True)
+    assert dataclasses.replace(asked, recipe=recipe).lengths(1024, 3) == (1, 8, 128)
 
 
 def test_no_graph_is_longer_than_the_context():
