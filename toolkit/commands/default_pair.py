@@ -5,14 +5,16 @@ from pathlib import Path
 import click
 
 from ..bundle import open_bundle
+from ..drafters import DEFAULT_DRAFTER, packaged_drafter
 from ..errors import BundleError, ConfigError, StoreError
+from ..files import sha256_of
 from ..locks import exclusive
 from ..store.builtin_models import find_builtin
 from ..store.local import store_folder
 from .pull import fetch_model
 
-# target -> drafter; the first target is the default one.
-DEFAULT_PAIRS = {"gemma3-270m": "smollm2-135m", "smollm2-135m": "gemma3-270m"}
+# The first is the default one; the drafter is the same for all.
+DEFAULT_TARGETS = ("smollm2-135m", "gemma3-270m")
 
 
 def choose_bundle(
@@ -36,15 +38,15 @@ def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
         CheckpointError: the package that reads the models is not installed.
         StoreError, ExportError: a model cannot be fetched or exported.
     """
-    target = target or next(iter(DEFAULT_PAIRS))
+    target = target or DEFAULT_TARGETS[0]
     builtin = find_builtin(target)
     target = builtin.name if builtin is not None else target
-    if target not in DEFAULT_PAIRS:
+    if target not in DEFAULT_TARGETS:
         raise ConfigError(
             f"there is no default pair for target {target!r}, there is one for "
-            f"{' and '.join(DEFAULT_PAIRS)}: use one of these, or --bundle"
+            f"{' and '.join(DEFAULT_TARGETS)}: use one of these, or --bundle"
         )
-    bundle = store_folder() / "bundles" / target
+    bundle = store_folder() / "bundles" / f"{target}-{_drafter_version()}"
     if _is_whole(bundle):
         return bundle
     try:
@@ -58,6 +60,17 @@ def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
             "free some space or set OMNIDRAFT_HOME to another folder"
         ) from error
     return bundle
+
+
+def _drafter_version() -> str:
+    """A name for the drafter's weights: another version of the package makes another bundle."""
+    folder = packaged_drafter(DEFAULT_DRAFTER)
+    if folder is None:
+        raise StoreError(
+            f"this installation lacks the drafter {DEFAULT_DRAFTER}: install the package again, "
+            "or name a bundle with --bundle"
+        )
+    return sha256_of(folder / "model.safetensors")[:12]
 
 
 def _is_whole(bundle: Path) -> bool:
@@ -79,9 +92,7 @@ def _make(bundle: Path, target: str, accept_terms: bool) -> None:
     from omnidraft_npu.quantize.checkpoints.gguf_package import require_gguf
 
     require_gguf()
-    drafter = DEFAULT_PAIRS[target]
-    for name in (target, drafter):
-        fetch_model(name, accept_terms=accept_terms)
+    fetch_model(target, accept_terms=accept_terms)
 
     from omnidraft_npu.quantize.export import ExportRequest, export_bundle
     from omnidraft_npu.quantize.model_stage import model_request
@@ -89,7 +100,7 @@ def _make(bundle: Path, target: str, accept_terms: bool) -> None:
     from .progress import stage_progress
 
     request = ExportRequest(
-        drafter=model_request(drafter, precision="int8", context_length=4096),
+        drafter=model_request(DEFAULT_DRAFTER, precision="int8", context_length=4096),
         targets=(model_request(target, precision="int8", context_length=4096),),
     )
     with stage_progress() as report:
