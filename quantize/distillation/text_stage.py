@@ -1,6 +1,7 @@
 """The text of a run: the target answers prompts and reads the corpus, shard by shard."""
 
 import itertools
+import logging
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,8 @@ from .target import DistillTarget
 from .teacher import Question, Teacher
 from .teacher_text import shard_path, shard_tokens, write_shard
 from .written_prompts import written_prompts
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_TOKENS = 512
 """Tokens of a corpus that the teacher reads at once."""
@@ -52,7 +55,16 @@ class TextStage:
             written = sum(shard_tokens(path) for path in folder.glob("[0-9]*.safetensors"))
             wanted = self._request.text_tokens
             self._tell("text", min(written, wanted), wanted)
-            if self._processes.agree(written >= wanted or first * size >= len(questions)):
+            has_none_left = first * size >= len(questions)
+            if self._processes.agree(written >= wanted or has_none_left):
+                if written < wanted and self._processes.is_first:
+                    logger.warning(
+                        "the %d prompts gave %d tokens of the %d asked for: training goes on with "
+                        "these; more prompts give more (--prompts, and --resume)",
+                        len(questions),
+                        written,
+                        wanted,
+                    )
                 return
             number = first + rank
             batch = questions[number * size :][:size]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from omnidraft_npu.errors import CheckpointError
+from omnidraft_npu.errors import CheckpointError, ConfigError
 from omnidraft_npu.files import atomic_path
 
 from .examples import Batch, Example, batches
@@ -40,6 +40,23 @@ class TrainingConfig:
     evaluate_minutes: float = 5.0
     """Wall time between two looks at the held-out text, each followed by a checkpoint."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_pieces < 1:
+            raise ConfigError(
+                f"max_pieces is {self.max_pieces}, must be at least 1: use --max-pieces 1 or more"
+            )
+        if self.max_hours is not None and not 0 < self.max_hours < math.inf:
+            raise ConfigError(
+                f"hours is {self.max_hours}, must be above 0: use --hours 3, say, or leave it out"
+            )
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(
+                f"learning_rate is {self.learning_rate}, must be above 0: "
+                "use --learning-rate 1e-3, say"
+            )
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}, must not be negative: use --seed 0 or more")
 
 
 @dataclass(kw_only=True)

@@ -235,6 +235,11 @@ def test_a_target_without_byte_fallback_is_refused(target, tmp_path, has_fallbac
         (("--layers", "7"), "layers names 7, but the target has 3 layers"),
         (("--vocab-size", "20"), "vocab_size is 20, must be at least"),
         (("--text-tokens", "0"), "text_tokens is 0"),
+        (("--max-pieces", "0"), "max_pieces is 0"),
+        (("--hours", "-1"), "hours is -1"),
+        (("--learning-rate", "nan"), "learning_rate is nan"),
+        (("--learning-rate", "-1"), "learning_rate is -1"),
+        (("--seed", "-1"), "seed is -1"),
     ],
 )
 def test_options_that_cannot_be_are_one_line(target, tmp_path, options, message):

@@ -167,6 +167,12 @@ def test_a_chip_that_cannot_be_is_an_error_even_with_auto(bundle, npu, soc, code
     assert words in result.stderr
 
 
+def test_an_unknown_chip_is_an_error_also_where_nothing_asks_for_it(bundle):
+    result = run(bundle, "--soc", "nope", "--target-device", "cpu", "--draft-device", "cpu")
+    assert result.exit_code == 2
+    assert "no chip 'nope'" in result.stderr
+
+
 def test_the_simulator_says_which_chips_it_does_not_know(bundle, npu):
     npu.kind = "simulator"
     result = run(bundle, "--soc", "qcs6490", "--target-device", "npu")

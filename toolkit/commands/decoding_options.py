@@ -91,6 +91,10 @@ def device_options(command: Command) -> Command:
     def with_devices(
         draft_device: Device, target_device: Device, simulate: bool, soc: str | None, **rest: Any
     ) -> Any:
+        if soc is not None:
+            from ..chips.table import find_chip
+
+            find_chip(soc)  # An unknown name is an error also where nothing asks for the chip.
         devices = DeviceConfig(
             draft_device=draft_device, target_device=target_device, simulate=simulate, soc=soc
         )

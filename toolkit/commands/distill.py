@@ -42,12 +42,16 @@ _LINE_EVERY_S = 30.0
     type=int,
     default=1_000_000,
     show_default=True,
-    help="Tokens that the target writes.",
+    help="Tokens that the target writes, 64 answers at a time.",
 )
 @click.option(
     "--max-new-tokens", type=int, default=320, show_default=True, help="Most tokens of an answer."
 )
-@click.option("--hours", type=float, help="Most wall time of training, earlier runs included.")
+@click.option(
+    "--hours",
+    type=float,
+    help="Most wall time of training, earlier runs included; writing the text comes before it.",
+)
 @click.option(
     "--max-pieces",
     type=int,
@@ -123,7 +127,7 @@ def command(
     try:
         progress = distill(request, _Lines())
     except KeyboardInterrupt:
-        click.echo(f"what is done is kept in {output}: go on with --resume", err=True)
+        click.echo(f"whole parts are kept in {output}: go on with --resume", err=True)
         raise
     if progress is None:
         return
