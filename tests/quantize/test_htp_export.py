@@ -145,6 +145,8 @@ def nothing_made(monkeypatch):
         (("--soc", "x-elite", "--verify-length", "1"), 2, "verify_length is 1"),
         (("--soc", "x-elite", "--htp-context-length", "8"), 2, "htp_context_length is 8"),
         (("--soc", "x-elite", "--htp-precision", "w2a16"), 2, "choose from fp16"),
+        (("--htp-precision", "fp16"), 2, "--htp-precision is about the NPU"),
+        (("--calibration", "x.jsonl"), 2, "--calibration is about the NPU"),
         (("--soc", "888", "--soc", "x-elite"), 2, "export for each of them apart"),
         (("--soc", "888", "--htp-precision", "w4a16"), 2, "needs Hexagon v73"),
         (("--soc", "x-elite", "--kv-bits", "8", "--htp-precision", "fp16"), 2, "KV bits"),

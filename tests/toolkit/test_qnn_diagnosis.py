@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft_npu.chips.table import find_chip
+from omnidraft_npu.errors import DeviceError
 from omnidraft_npu.qnn import diagnosis, probe
 from omnidraft_npu.qnn.diagnosis import Host, diagnose
 from omnidraft_npu.qnn.probe import Probe, probe_backend
@@ -156,3 +157,13 @@ def test_a_backend_that_crashes_or_hangs_harms_only_its_own_process(monkeypatch)
     assert "no answer in" in hung.answer
     instead("raise SystemExit('it said this')")
     assert "it said this" in probe_backend("htp").answer
+
+
+def test_a_package_that_cannot_be_imported_is_told_to_be_reinstalled(monkeypatch):
+    def fail():
+        raise DeviceError("onnxruntime-qnn cannot be loaded (no such DLL): reinstall it")
+
+    monkeypatch.setattr(diagnosis, "installed_libraries", fail)
+    last = list(diagnosis.diagnose(probe=lambda name: pytest.fail("nothing is left to probe")))[-1]
+    assert (last.name, last.status, last.fix) == ("onnxruntime-qnn", "wrong", "reinstall it")
+    assert "no such DLL" in last.found

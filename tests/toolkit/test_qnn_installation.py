@@ -125,3 +125,14 @@ def test_versions_at_the_edge_of_the_range_pass(monkeypatch, core, qnn):
 def test_a_processor_s_name_tells_its_chip(description, key):
     chip = chip_in(description)
     assert (chip.key if chip else None) == key
+
+
+def test_a_package_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path):
+    """As with a half-installed wheel, or one whose library lacks another library."""
+    (tmp_path / "onnxruntime_qnn.py").write_text('raise ImportError("DLL load failed")')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnxruntime_qnn", raising=False)
+    monkeypatch.setattr(installation, "check_packages", list)
+    with pytest.raises(DeviceError, match=r"DLL load failed.*--force-reinstall") as caught:
+        find_installation()
+    assert "\n" not in str(caught.value)

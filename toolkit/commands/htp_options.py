@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..errors import ConfigError
+
 if TYPE_CHECKING:
     from omnidraft_npu.quantize.htp_request import HtpOptions
 
@@ -90,10 +92,22 @@ def read_htp_options(
     """The options as one record.
 
     Raises:
-        ConfigError: one that is out of range.
+        ConfigError: one that is out of range, or given without a chip.
     """
     from omnidraft_npu.quantize.htp_request import HtpOptions
 
+    given = {
+        "--htp-precision": htp_precision,
+        "--kv-bits": kv_bits,
+        "--calibration": calibration,
+        "--share-weights": share_weights,
+        "--one-binary": one_binary,
+    }
+    if not soc and (without := [name for name, value in given.items() if value]):
+        raise ConfigError(
+            f"{without[0]} is about the NPU, and no chip is named: add --soc x-elite, say, or "
+            "leave it out"
+        )
     return HtpOptions(
         soc=soc,
         precision=htp_precision,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..errors import DeviceError
 from .binary import installed_qnn_version
-from .installation import library_problem
+from .installation import installed_libraries, library_problem
 from .libraries import machine_of, process_machine
 from .probe import BACKENDS, Probe, probe_backend
 from .this_chip import find_this_chip
@@ -88,7 +89,12 @@ def diagnose(
         )
     if packages[1].installed is None:
         return
-    libraries = _library_folder()
+    try:
+        libraries = _library_folder()
+    except DeviceError as error:
+        found, _, fix = str(error).rpartition(": ")
+        yield Finding(name="onnxruntime-qnn", status="wrong", found=found, fix=fix)
+        return
     yield from _libraries(libraries)
     probes = [probe(backend) for backend in BACKENDS]
     for one in probes:
@@ -109,9 +115,7 @@ def _python(host: Host) -> Finding:
 
 
 def _library_folder() -> Path:
-    import onnxruntime_qnn
-
-    return Path(onnxruntime_qnn.get_qnn_htp_path()).parent
+    return installed_libraries().htp.parent
 
 
 def _libraries(folder: Path) -> Iterator[Finding]:

@@ -38,16 +38,31 @@ def find_installation() -> Installation:
     for package in check_packages():
         if package.problem is not None:
             raise DeviceError(package.problem)
-    import onnxruntime_qnn
-
-    found = Installation(
-        provider=Path(onnxruntime_qnn.get_library_path()),
-        htp=Path(onnxruntime_qnn.get_qnn_htp_path()),
-    )
+    found = installed_libraries()
     for library in found.libraries:
         if (problem := library_problem(library)) is not None:
             raise DeviceError(problem)
     return found
+
+
+def installed_libraries() -> Installation:
+    """Where onnxruntime-qnn says its libraries are, unchecked.
+
+    Raises:
+        DeviceError: the package itself cannot be imported.
+    """
+    try:
+        import onnxruntime_qnn
+
+        return Installation(
+            provider=Path(onnxruntime_qnn.get_library_path()),
+            htp=Path(onnxruntime_qnn.get_qnn_htp_path()),
+        )
+    except (ImportError, OSError, AttributeError) as error:
+        raise DeviceError(
+            f"onnxruntime-qnn cannot be loaded ({error}): reinstall it with "
+            "`pip install --force-reinstall onnxruntime-qnn`"
+        ) from error
 
 
 def library_problem(library: Path) -> str | None:
