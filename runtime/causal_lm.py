@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from omnidraft_npu.errors import BundleError, PromptError
+from omnidraft_npu.errors import BundleError
 from omnidraft_npu.manifest import Cache
 from omnidraft_npu.qnn.provider import placement
 
+from .cached_tokens import CachedTokens
 from .kv_cache import make_cache
 from .lora_inputs import fit_lora
 from .output_rows import OutputRows
@@ -28,6 +29,8 @@ _MAX_PREFILL_LOGITS_BYTES = 64 * 2**20
 
 class OnnxModel:
     """A decoder graph, opened once; it holds no conversation, so any number may share it."""
+
+    more_room: ClassVar[str] = "export with a larger --context-length"
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class OnnxModel:
         return OnnxCausalLM(self, is_exact=is_exact)
 
 
-class OnnxCausalLM:
+class OnnxCausalLM(CachedTokens):
     """One conversation with a model: its cache, its buffers, its adapter.
 
     Every buffer is allocated once (the logits when a run first needs more rows) and bound
@@ -114,9 +117,9 @@ class OnnxCausalLM:
             is_exact: Whether a token's logits must have the same bits alone and among others
                 (`stable_passes`): a target's must, a drafter's need not, and are cheaper so.
         """
+        super().__init__(model)
         self.model = model
         signature, context_length = model.signature, model.context_length
-        self._length = 0
         self._binding = model.session.io_binding()
         self._cache = make_cache(
             signature.cache, signature.cache_tensors, self._binding, context_length
@@ -147,21 +150,6 @@ class OnnxCausalLM:
         if not signature.has_logits_from:
             row_bytes = signature.num_logits * signature.logits_dtype.itemsize
             self._chunk = max(16, min(PREFILL_CHUNK, _MAX_PREFILL_LOGITS_BYTES // row_bytes))
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens the cache can hold."""
-        return self.model.context_length
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of `score`'s logits; padding is cut off."""
-        return self.model.vocab_size
-
-    @property
-    def length(self) -> int:
-        """Tokens in the cache."""
-        return self._length
 
     @property
     def token_ids(self) -> npt.NDArray[np.int64]:
@@ -233,16 +221,6 @@ class OnnxCausalLM:
         else:
             self._run(token_ids, n, row)
 
-    def rewind(self, length: int) -> None:
-        """Keep the first `length` cached tokens.
-
-        Raises:
-            ValueError: there are fewer.
-        """
-        if not 0 <= length <= self._length:
-            raise ValueError(f"rewind to {length} with {self._length} tokens cached")
-        self._length = length
-
     def reset(self) -> None:
         """Forget the conversation, not the adapter: as in a process just started."""
         self.rewind(0)
@@ -260,14 +238,6 @@ class OnnxCausalLM:
         """
         for name, tensor in fit_lora(self.model.signature.lora_inputs, tensors).items():
             self._bind_input(name, tensor)
-
-    def _check_room(self, num_tokens: int) -> None:
-        if self._length + num_tokens > self.context_length:
-            raise PromptError(
-                f"{self._length + num_tokens} tokens do not fit into the context of "
-                f"{self.context_length}: shorten the prompt, or export with a larger "
-                "--context-length"
-            )
 
     def _run(self, token_ids: Sequence[int], num_rows: int, row: int = 0) -> None:
         """Append tokens; logits of the last `num_rows` land in the buffer from `row` on."""

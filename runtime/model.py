@@ -1,6 +1,6 @@
 """What a conversation needs of a model, whatever runs it."""
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ class ConversationLM(CausalLM, Protocol):
 
 class Model(Protocol):
     """Opened graphs; any number of conversations may share them."""
+
+    more_room: ClassVar[str]
+    """What gives a longer context, for messages."""
 
     @property
     def provider(self) -> str:

@@ -99,8 +99,7 @@ class Session:
         if len(prompt_ids) >= target.context_length:
             raise PromptError(
                 f"the prompt has {len(prompt_ids)} tokens and the context holds "
-                f"{target.context_length}: shorten it, or export with a larger "
-                f"{self._context_option}"
+                f"{target.context_length}: shorten it, or {self.pair.target.graph.more_room}"
             )
         stops = config.stop_token_ids | set(entry.eos_token_ids)
         config = dataclasses.replace(config, stop_token_ids=stops)
@@ -139,17 +138,6 @@ class Session:
         self._target.reset()
         if self._proposer is not None:
             self._proposer.begin(())
-
-    @property
-    def _context_option(self) -> str:
-        """What `export` calls the context of the graphs that run the target."""
-        entry = self.pair.target.entry
-        is_on_npu = entry.htp is not None and self.target_provider.startswith("QNN")
-        return (
-            "--htp-context-length, or use --target-device cpu"
-            if is_on_npu
-            else ("--context-length")
-        )
 
     def _save_ngrams(self) -> None:
         if self._ngrams is not None and self.pair.learned is not None:

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from omnidraft_npu.errors import BundleError, PromptError
+from omnidraft_npu.errors import BundleError
 from omnidraft_npu.qnn.provider import placement
 
+from .cached_tokens import CachedTokens
 from .lora_inputs import Tensors, fit_lora
 from .parts_session import PartsSession
 from .static_pass import StaticPass
@@ -19,6 +20,10 @@ from .static_signature import StaticCacheTensor, read_static_signature
 
 class StaticModel:
     """Graphs of several lengths with the same weights, opened once, shared by conversations."""
+
+    more_room: ClassVar[str] = (
+        "export with a larger --htp-context-length, or use --target-device cpu"
+    )
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class StaticModel:
         return StaticCausalLM(self, is_exact=is_exact)
 
 
-class StaticCausalLM:
+class StaticCausalLM(CachedTokens):
     """One conversation with a model of static graphs; not for two threads at once."""
 
     def __init__(self, model: StaticModel, *, is_exact: bool = True) -> None:
@@ -111,9 +116,9 @@ class StaticCausalLM:
                 a target's must, because graphs of two lengths round differently. On the NPU
                 a pass of eight tokens takes hardly longer than one of a single token.
         """
+        super().__init__(model)
         self.model = model
         signature = model.signature
-        self._length = 0
         self._ids = np.zeros(signature.context_length, np.int64)
         self._cache = {tensor.past: _empty(tensor, model) for tensor in signature.cache_tensors}
         self._lora = {n: np.zeros(s, np.float32) for n, s in signature.lora_inputs.items()}
@@ -126,21 +131,6 @@ class StaticCausalLM:
         self._hidden: npt.NDArray[np.float32] | None = None
         if signature.hidden_size is not None:
             self._hidden = np.empty((0, signature.hidden_size), np.float32)
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens the cache can hold."""
-        return self.model.context_length
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of `score`'s logits; padding is cut off."""
-        return self.model.vocab_size
-
-    @property
-    def length(self) -> int:
-        """Tokens in the cache."""
-        return self._length
 
     @property
     def token_ids(self) -> npt.NDArray[np.int64]:
@@ -189,16 +179,6 @@ class StaticCausalLM:
             self._hidden = hidden[0] if len(parts) == 1 else np.concatenate(hidden)
         return logits[0] if len(parts) == 1 else np.concatenate(logits)
 
-    def rewind(self, length: int) -> None:
-        """Keep the first `length` cached tokens.
-
-        Raises:
-            ValueError: there are fewer.
-        """
-        if not 0 <= length <= self._length:
-            raise ValueError(f"rewind to {length} with {self._length} tokens cached")
-        self._length = length
-
     def reset(self) -> None:
         """Forget the conversation, not the adapter: as in a process just started."""
         self.rewind(0)
@@ -218,14 +198,6 @@ class StaticCausalLM:
         """
         for name, tensor in fit_lora(self.model.signature.lora_inputs, tensors).items():
             np.copyto(self._lora[name], tensor)
-
-    def _check_room(self, num_tokens: int) -> None:
-        if self._length + num_tokens > self.context_length:
-            raise PromptError(
-                f"{self._length + num_tokens} tokens do not fit into the context of "
-                f"{self.context_length}: shorten the prompt, or export with a larger "
-                "--context-length"
-            )
 
     def _run(self, token_ids: Sequence[int], length: int, *, has_logits: bool) -> StaticPass:
         """One pass; its new rows join the cache."""

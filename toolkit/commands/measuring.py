@@ -54,11 +54,11 @@ def encode_prompts(
         )
         raw = True
     encoded = [session.encode(one.prompt, raw=raw) for one in prompts]
-    limit = session.pair.target.entry.context_length
+    graph = session.pair.target.graph
     for i, token_ids in enumerate(encoded):
-        if len(token_ids) >= limit:
+        if len(token_ids) >= graph.context_length:
             raise PromptError(
-                f"prompt {i + 1} has {len(token_ids)} tokens and the context holds {limit}: "
-                "leave it out, or export with a larger --context-length"
+                f"prompt {i + 1} has {len(token_ids)} tokens and the context holds "
+                f"{graph.context_length}: leave it out, or {graph.more_room}"
             )
     return encoded
