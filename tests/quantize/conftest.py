@@ -16,3 +16,14 @@ def models(tmp_path_factory):
         return made[key]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Torch on one thread: tiny products take longer on several, by far so on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

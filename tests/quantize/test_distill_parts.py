@@ -39,13 +39,7 @@ CPU = torch.device("cpu")
 PROMPTS = ("the small drafter", "numbers 0 1 2", "def add(a, b):\n", "a bridge", "the large target")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tiny products take longer on several threads, by far so on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
