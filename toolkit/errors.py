@@ -47,3 +47,7 @@ class BundleError(OmniDraftError):
     """A bundle is damaged, or does not match this tool, chip or provider."""
 
     exit_code = 5
+
+
+class StateError(OmniDraftError):
+    """What a bundle has learned cannot be changed now."""

@@ -5,9 +5,13 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+_WINDOWS_TRIES, _WINDOWS_WAIT_S = 50, 0.01
+"""Windows refuses to replace a file while another process reads it."""
 
 
 @contextlib.contextmanager
@@ -24,9 +28,46 @@ def atomic_path(path: Path) -> Iterator[Path]:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.chmod(0o644)
-        temporary.replace(path)
+        _replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    for _ in range(_WINDOWS_TRIES if os.name == "nt" else 0):
+        with contextlib.suppress(PermissionError):
+            temporary.replace(path)
+            return
+        time.sleep(_WINDOWS_WAIT_S)
+    temporary.replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the rename survive a power failure too, where the system has a call for that."""
+    if os.name == "nt":
+        return
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed writers left of `atomic_path`; no other may be writing there now."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def bytes_in(folder: Path) -> int:
+    """What the files in a folder take, also those that others remove meanwhile."""
+    total = 0
+    for path in folder.glob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -34,6 +75,19 @@ def write_json(path: Path, document: Any) -> None:
     with atomic_path(path) as temporary:
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:
+    """Write arrays as one safetensors file, atomically.
+
+    Raises:
+        OSError: it cannot be written; `safetensors.numpy.save_file` would raise another error.
+    """
+    from safetensors.numpy import save
+
+    data = save(dict(tensors), metadata)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def sha256_of(path: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def exclusive(path: Path, busy: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file `path` for the block.
+    """Hold the lock file `path` for the block, which may end in another thread.
 
     Args:
         path: Made if missing, and removed afterwards.
@@ -18,7 +18,7 @@ def exclusive(path: Path, busy: Callable[[], None]) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(path)
+    lock = FileLock(path, thread_local=False)
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -2,13 +2,16 @@
 
 Each response is a file of its own, written beside its place and renamed into it, so an
 example is there as a whole or not at all, and none is lost that `append` returned from. Files
-are numbered as they come; no clock has a say in what is old. A file holds what the update
+are numbered as they come; no clock has a say in what is old. Two processes that append at the
+same moment may take the same number, but never the same name. A file holds what the update
 needs and no more: the drafter's pieces of the response and what led to it, and for each piece
 the target's likeliest pieces with their probabilities.
 """
 
+import contextlib
 import logging
 import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +22,14 @@ import numpy.typing as npt
 
 from .distillation import Floats, Ids, PieceLaws
 from .errors import BundleError
-from .files import atomic_path
+from .files import write_safetensors
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 DEFAULT_MAX_BYTES = 64 * 2**20
 
-_NAME = re.compile(r"(\d{8})\.safetensors")
+_NAME = re.compile(r"(\d{8})(-[0-9a-f]{16})?\.safetensors")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,8 +62,6 @@ class ReplayBuffer:
         Raises:
             OSError: it cannot be written; the others are as they were.
         """
-        from safetensors.numpy import save_file
-
         self.folder.mkdir(parents=True, exist_ok=True)
         tensors: dict[str, npt.NDArray[Any]] = {
             "pieces": example.pieces,
@@ -69,10 +70,9 @@ class ReplayBuffer:
         }
         metadata = {"format_version": str(FORMAT_VERSION), "pair": self.pair}
         files = self._files()
-        number = 1 + (int(files[-1].stem) if files else 0)
-        path = self.folder / f"{number:08}.safetensors"
-        with atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata)
+        number = 1 + (int(files[-1].name[:8]) if files else 0)
+        path = self.folder / f"{number:08}-{secrets.token_hex(8)}.safetensors"
+        write_safetensors(path, tensors, metadata)
         self._evict([*files, path])
 
     def examples(self) -> Iterator[Example]:
@@ -96,7 +96,7 @@ class ReplayBuffer:
     @property
     def num_bytes(self) -> int:
         """What the examples take on disk."""
-        return sum(path.stat().st_size for path in self._files())
+        return sum(map(_size, self._files()))
 
     def __len__(self) -> int:
         return len(self._files())
@@ -107,16 +107,18 @@ class ReplayBuffer:
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
     def _evict(self, files: list[Path]) -> None:
-        sizes = [path.stat().st_size for path in files]
+        sizes = list(map(_size, files))
         excess = sum(sizes) - self.max_bytes
         for path, size in zip(files[:-1], sizes, strict=False):
             if excess <= 0:
                 return
-            path.unlink(missing_ok=True)
+            # Windows keeps a file that another process reads; a later append evicts it.
+            with contextlib.suppress(PermissionError):
+                path.unlink(missing_ok=True)
             excess -= size
 
     def _read(self, path: Path) -> Example | None:
-        """One example; None for another pair's.
+        """One example; None for another pair's, and for one that was evicted meanwhile.
 
         Raises:
             BundleError: the file is damaged or of another format.
@@ -133,9 +135,19 @@ class ReplayBuffer:
                 pieces = file.get_tensor("pieces")
                 ids, probs = file.get_tensor("top_ids"), file.get_tensor("top_probs")
             _check(pieces, ids, probs.astype(np.float32))
+        except FileNotFoundError:
+            return None
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise BundleError(f"{path} cannot be read ({error}): delete it") from error
         return Example(pieces=pieces, laws=PieceLaws(ids=ids, probs=probs.astype(np.float32)))
+
+
+def _size(path: Path) -> int:
+    """Zero for a file that another process evicted."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _check(pieces: Ids, ids: Ids, probs: Floats) -> None:

@@ -2,6 +2,8 @@
 
 import logging
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,37 @@ def test_saving_adds_to_what_others_saved_meanwhile(store):
     assert list(store.load()) == [(9, [5, 5], 2), (4, [2, 2], 5), (7, [1, 2, 3], 10)]
 
 
+SAVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from ngram_rows import make_entries
+from omnidraft_npu.bridge.ngram_file import NgramStore, PairKey
+store = NgramStore(path=Path(sys.argv[2]), key=PairKey(drafter_sha256="d", target_sha256="t"))
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(20):
+    store.save(make_entries((7, [1, 2, 3], 1)))
+"""
+
+
+def test_two_processes_that_save_at_the_same_instant_lose_no_count(tmp_path):
+    path = ngrams_path(tmp_path, "target")
+    command = [sys.executable, "-c", SAVER, str(Path(__file__).parents[1]), str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    savers = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    for saver in savers:
+        assert saver.stdout.readline() == "ready\n"
+    for saver in savers:
+        saver.stdin.write("go\n")
+        saver.stdin.flush()
+    for saver in savers:
+        saver.communicate(timeout=60)
+        assert saver.returncode == 0
+    assert list(read_entries(path)[0]) == [(7, [1, 2, 3], 40)]
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_nothing_new_is_not_written(store):
     store.save(NgramEntries.EMPTY)
     assert not store.path.parent.exists()
@@ -77,6 +110,21 @@ def test_a_failing_rename_leaves_the_old_file(store, monkeypatch, caplog):
     assert "No space left on device" in message
     store.save(make_entries((9, [5, 5], 2)))
     assert len(store.load()) == 3
+
+
+def test_a_full_disk_while_writing_is_said_and_leaves_the_old_file(store, monkeypatch, caplog):
+    """The safetensors library raises an error of its own for it, which ended the decoding."""
+    store.save(ENTRIES)
+
+    def fail(self, data):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fail)
+        store.save(ENTRIES)
+    (message,) = warnings(caplog)
+    assert "No space left on device" in message
+    assert list(store.load()) == list(ENTRIES)
 
 
 def test_a_folder_that_cannot_be_written_is_said_once(store, caplog):

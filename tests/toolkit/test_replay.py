@@ -104,7 +104,7 @@ def test_a_full_disk_leaves_the_others(buffer, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="No space"):
         buffer.append(example(1))
     assert len(list(buffer.examples())) == len(list(buffer.folder.iterdir())) == 1
@@ -135,3 +135,40 @@ def test_no_example_that_was_acknowledged_is_lost_to_a_kill(tmp_path):
             acknowledged += 1 + len(writer.stdout.read().splitlines())
         read = list(ReplayBuffer(folder=tmp_path, pair="a-b").examples())
         assert acknowledged <= len(read) <= acknowledged + 3
+
+
+def test_two_processes_that_take_the_same_number_keep_both_examples(buffer, monkeypatch):
+    """The number is the last one plus one, as both see it before either has written."""
+    buffer.append(example(0))
+    seen = buffer._files()
+    monkeypatch.setattr(ReplayBuffer, "_files", lambda self: list(seen))
+    buffer.append(example(1))
+    ReplayBuffer(folder=buffer.folder, pair="a-b").append(example(2))
+    monkeypatch.undo()
+    first = {int(one.pieces[0]) for one in buffer.examples()}
+    assert first == {int(example(seed).pieces[0]) for seed in range(3)}
+
+
+def test_files_that_another_process_evicts_meanwhile_are_no_error(buffer, caplog, monkeypatch):
+    for seed in range(3):
+        buffer.append(example(seed))
+    files = buffer._files()
+    files[0].unlink()
+    monkeypatch.setattr(ReplayBuffer, "_files", lambda self: list(files))
+    assert len(list(buffer.examples())) == 2
+    assert buffer.num_bytes == files[1].stat().st_size + files[2].stat().st_size
+    buffer.append(example(3))
+    assert not caplog.records
+
+
+def test_a_full_disk_while_writing_is_an_os_error(buffer, monkeypatch):
+    """The safetensors library raises an error of its own for it, which nobody expects."""
+    buffer.append(example())
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="No space"):
+        buffer.append(example(1))
+    assert len(list(buffer.examples())) == len(list(buffer.folder.iterdir())) == 1

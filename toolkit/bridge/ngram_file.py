@@ -1,13 +1,16 @@
 """Where the learned spellings of one pair of tokenizers are kept between runs."""
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import BundleError
-from ..files import atomic_path
+from ..files import write_safetensors
+from ..locks import exclusive
 from .ngram_cache import DEFAULT_MAX_BYTES
 from .ngram_entries import NgramEntries
 
@@ -41,16 +44,13 @@ def ngrams_path(bundle: Path, target_name: str) -> Path:
 
 def write_entries(path: Path, entries: NgramEntries, key: PairKey) -> None:
     """Write one safetensors file, atomically, marked with both tokenizers' content hashes."""
-    from safetensors.numpy import save_file
-
     metadata = {
         "format": "omnidraft-npu n-grams",
         "format_version": str(FORMAT_VERSION),
         "drafter_tokenizer_sha256": key.drafter_sha256,
         "target_tokenizer_sha256": key.target_sha256,
     }
-    with atomic_path(path) as temporary:
-        save_file({name: getattr(entries, name) for name in _ARRAYS}, temporary, metadata)
+    write_safetensors(path, {name: getattr(entries, name) for name in _ARRAYS}, metadata)
 
 
 def read_entries(path: Path) -> tuple[NgramEntries, PairKey]:
@@ -119,6 +119,17 @@ class NgramStore:
         tag = f"{self.key.drafter_sha256[:8]}-{self.key.target_sha256[:8]}"
         return self.path.with_name(f"{self.path.stem}.{tag}.safetensors")
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other process save between a `read` and the `replace` that builds on it.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(self.path.with_suffix(".lock"), lambda: None):
+            yield
+
     def read(self) -> NgramEntries:
         """The entries saved for this pair; none where none were.
 
@@ -129,7 +140,7 @@ class NgramStore:
         return read_entries(path)[0] if path.exists() else NgramEntries.EMPTY
 
     def replace(self, entries: NgramEntries) -> None:
-        """Save exactly these entries, but no more than the budget holds.
+        """Save exactly these entries, but no more than the budget holds; `locked`.
 
         Raises:
             OSError: it cannot be written.
@@ -160,17 +171,21 @@ class NgramStore:
         if not len(fresh):
             return
         try:
-            try:
-                saved = self.read()
-            except BundleError:
-                self.own_path.replace(_free_name(self.own_path))
-                saved = NgramEntries.EMPTY
-            self.replace(saved.merged(fresh))
+            with self.locked():
+                self._add(fresh)
         except OSError as error:
             self._tell(
                 f"learned spellings cannot be saved ({error.strerror}: {self.path.parent}): "
                 "they are lost at the end of this run; make that folder writable to keep them"
             )
+
+    def _add(self, fresh: NgramEntries) -> None:
+        try:
+            saved = self.read()
+        except BundleError:
+            self.own_path.replace(_free_name(self.own_path))
+            saved = NgramEntries.EMPTY
+        self.replace(saved.merged(fresh))
 
     def _tell(self, message: str) -> None:
         if message not in self._told:

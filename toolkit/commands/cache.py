@@ -1,6 +1,8 @@
 """`omnidraft-npu cache`: the spellings that draft mode `cache` has learned."""
 
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,13 @@ class _Opened:
         store = NgramStore(path=ngrams_path(path, entry.name), key=key)
         return cls(bundle=bundle, target=entry, store=store)
 
-    def replace(self, entries: NgramEntries) -> None:
+    def change(self, change: Callable[[NgramEntries], NgramEntries]) -> tuple[int, NgramEntries]:
+        """Save what `change` makes of the entries; their number before, and those after."""
         try:
-            self.store.replace(entries)
+            with self.store.locked():
+                before = self.store.read()
+                self.store.replace(change(before))
+                return len(before), self.store.read()
         except OSError as error:
             raise BundleError(
                 f"cannot write to {self.store.path.parent} ({error.strerror}): make it writable"
@@ -116,7 +122,7 @@ def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
       omnidraft-npu cache merge bundle gemma3-270m.safetensors
     """
     opened = _Opened.of(bundle, target)
-    merged = before = opened.store.read()
+    added = []
     for other in others:
         path = ngrams_path(other, opened.target.name) if other.is_dir() else other
         if not path.exists():
@@ -130,9 +136,9 @@ def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
                 f"{path} was learned with other tokenizers ({key}; here {opened.store.key}): "
                 "leave it out"
             )
-        merged = merged.merged(entries)
-    opened.replace(merged)
-    click.echo(f"{len(opened.store.read()):,} entries, {len(before):,} before", err=True)
+        added.append(entries)
+    before, after = opened.change(lambda saved: functools.reduce(NgramEntries.merged, added, saved))
+    click.echo(f"{len(after):,} entries, {before:,} before", err=True)
 
 
 @command.command()
@@ -154,13 +160,8 @@ def prune(bundle: Path, max_bytes: int, target: str | None) -> None:
     if max_bytes < 0:
         raise ConfigError(f"max_bytes is {max_bytes}, must not be negative: use --max-bytes 0")
     opened = _Opened.of(bundle, target)
-    before = opened.store.read()
-    pruned = before.pruned(max_bytes)
-    if len(pruned) < len(before):
-        opened.replace(pruned)
-    click.echo(
-        f"kept {len(pruned):,} of {len(before):,} entries, {pruned.nbytes:,} bytes", err=True
-    )
+    before, kept = opened.change(lambda saved: saved.pruned(max_bytes))
+    click.echo(f"kept {len(kept):,} of {before:,} entries, {kept.nbytes:,} bytes", err=True)
 
 
 def _most_used(opened: _Opened, entries: NgramEntries, top: int) -> list[dict[str, Any]]:

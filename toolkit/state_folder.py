@@ -1,0 +1,62 @@
+"""`state/` of a bundle: where what was learned for a target lies, and who may write there."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import BundleError, StateError
+from .files import remove_leftovers
+from .locks import exclusive
+
+
+def adapters_path(bundle: Path, target_name: str) -> Path:
+    """Where the adapter versions of a target lie."""
+    return _state(bundle, target_name) / "adapters" / target_name
+
+
+def replay_path(bundle: Path, target_name: str) -> Path:
+    """Where the training examples of a target lie."""
+    return _state(bundle, target_name) / "replay" / target_name
+
+
+@contextlib.contextmanager
+def learning(bundle: Path, target_name: str) -> Iterator[None]:
+    """Be the only one that changes adapters and examples of a target, for the block.
+
+    Reading needs no lock. A process that dies frees it; what it left half-written is removed
+    by the next. Nothing waits.
+
+    Args:
+        bundle: The bundle's folder.
+        target_name: Another target can be learned for at the same time.
+
+    Raises:
+        StateError: another process holds the lock, or `state/` cannot be written.
+        BundleError: the target's name is a path.
+    """
+    lock = _state(bundle, target_name) / f"{target_name}.learning.lock"
+
+    def busy() -> None:
+        raise StateError(
+            f"another process is learning for {target_name} of {bundle}: wait until it ends, or "
+            "decode with --no-learn"
+        )
+
+    with contextlib.ExitStack() as held:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(exclusive(lock, busy))
+            for folder in (adapters_path(bundle, target_name), replay_path(bundle, target_name)):
+                remove_leftovers(folder)
+        except OSError as error:
+            raise StateError(
+                f"cannot write to {lock.parent} ({error.strerror or error}): make it writable, or "
+                "decode with --no-learn"
+            ) from error
+        yield
+
+
+def _state(bundle: Path, target_name: str) -> Path:
+    if Path(target_name).name != target_name:
+        raise BundleError(f"the target's name {target_name!r} is a path: export the bundle again")
+    return bundle / "state"
