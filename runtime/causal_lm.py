@@ -88,6 +88,11 @@ class OnnxModel:
         return cls(session, signature, context_length=context_length, vocab_size=vocab_size)
 
     @property
+    def pass_length(self) -> None:
+        """One pass scores any number of tokens."""
+        return None
+
+    @property
     def provider(self) -> str:
         """The execution provider that runs the graph."""
         return provider_of(self.session)

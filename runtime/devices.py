@@ -1,8 +1,8 @@
 """Which graphs of a model are opened, and on what: the NPU, a simulator of one, or the CPU."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omnidraft_npu.bundle import Bundle
@@ -31,6 +31,8 @@ class OpenedGraphs:
     precision: str
     why_cpu: str | None = None
     """Why they are those of the CPU where `auto` had to choose them."""
+    roomier: Callable[[], "OpenedGraphs"] | None = None
+    """Opens the graph of the CPU where `auto` chose the NPU and the CPU's holds more tokens."""
 
 
 def open_model_graphs(
@@ -56,30 +58,38 @@ def open_model_graphs(
         DeviceError: `npu` was asked for and cannot be had.
         BundleError: the bundle has no graphs for the device, or not for this chip or QNN.
     """
-    why = None
-    if device != "cpu":
-        try:
-            return _open_on_htp(bundle, entry, devices)
-        except (DeviceError, BundleError) as error:
-            if device == "npu":
-                raise
-            why = str(error)
-    graph = entry.graphs.get("cpu")
-    if graph is None:
-        raise BundleError(
-            f"{bundle.root}: {entry.name} has no CPU graph"
-            f"{f', and {why}' if why else ''}: export it again"
+
+    def open_on_cpu(why: str | None) -> OpenedGraphs:
+        graph = entry.graphs.get("cpu")
+        if graph is None:
+            raise BundleError(
+                f"{bundle.root}: {entry.name} has no CPU graph"
+                f"{f', and {why}' if why else ''}: export it again"
+            )
+        opened = OnnxModel.open(
+            bundle.path(graph.path),
+            context_length=entry.context_length,
+            vocab_size=entry.vocab_size,
+            num_logits=entry.num_logits,
+            cache=graph.cache,
+            threads=threads,
+            takes_turns=takes_turns,
         )
-    opened = OnnxModel.open(
-        bundle.path(graph.path),
-        context_length=entry.context_length,
-        vocab_size=entry.vocab_size,
-        num_logits=entry.num_logits,
-        cache=graph.cache,
-        threads=threads,
-        takes_turns=takes_turns,
-    )
-    return OpenedGraphs(graph=opened, precision=graph.precision, why_cpu=why)
+        return OpenedGraphs(graph=opened, precision=graph.precision, why_cpu=why)
+
+    if device == "cpu":
+        return open_on_cpu(None)
+    try:
+        found = _open_on_htp(bundle, entry, devices)
+    except (DeviceError, BundleError) as error:
+        if device == "npu":
+            raise
+        return open_on_cpu(str(error))
+    room = found.graph.context_length
+    if device == "npu" or "cpu" not in entry.graphs or entry.context_length <= room:
+        return found
+    why = f"the prompt is too long for the NPU's graphs, which hold {room} tokens"
+    return replace(found, roomier=lambda: open_on_cpu(why))
 
 
 def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> OpenedGraphs:

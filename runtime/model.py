@@ -54,6 +54,11 @@ class Model(Protocol):
         ...
 
     @property
+    def pass_length(self) -> int | None:
+        """Most tokens that one exact pass scores, more take several; None for any number."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """Real token ids."""
         ...

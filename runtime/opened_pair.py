@@ -1,6 +1,7 @@
 """The models of a conversation: a target, and what drafts for it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from omnidraft_npu.proposal import Rule
 from omnidraft_npu.speculative import Proposer
 from omnidraft_npu.text.tokenizer import Tokenizer
 
-from .devices import open_model_graphs
+from .devices import OpenedGraphs, open_model_graphs
 from .model import Model
 
 DEFAULT_DEVICES = DeviceConfig()
@@ -46,6 +47,8 @@ class OpenedModel:
     vocabulary: Vocabulary
     why_cpu: str | None = None
     """Why it runs on the CPU where `auto` looked for an NPU."""
+    roomier: Callable[[], OpenedGraphs] | None = None
+    """Opens a graph that holds more tokens, where `auto` chose an NPU whose graphs hold few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,13 @@ class OpenedPair:
         """For the target and the drafter, which provider runs how many nodes of each graph."""
         models = {"target": self.target, "drafter": self.drafter}
         return {role: m.graph.placement for role, m in models.items() if m is not None}
+
+    def with_room(self, num_tokens: int) -> "OpenedPair":
+        """This pair, or one with a roomier target where that is what a prompt needs."""
+        target = self.target
+        if target.roomier is None or num_tokens < target.graph.context_length:
+            return self
+        return replace(self, target=_with_graphs(target, target.roomier()))
 
     def new_ngrams(self) -> NgramCache | None:
         """The learned spellings as they are saved now; None where none are learned."""
@@ -184,6 +194,16 @@ def open_pair(
     )
 
 
+def _with_graphs(model: OpenedModel, opened: OpenedGraphs) -> OpenedModel:
+    return replace(
+        model,
+        graph=opened.graph,
+        precision=opened.precision,
+        why_cpu=opened.why_cpu,
+        roomier=opened.roomier,
+    )
+
+
 def _encoder(model: OpenedModel) -> PieceEncoder:
     return PieceEncoder(model.tokenizer.json, model.vocabulary, model.tokenizer.model)
 
@@ -197,6 +217,7 @@ def _open_model(bundle: Bundle, entry: ModelEntry, device: Device, **settings: A
         graph=opened.graph,
         precision=opened.precision,
         why_cpu=opened.why_cpu,
+        roomier=opened.roomier,
         tokenizer=tokenizer,
         vocabulary=Vocabulary.from_tokenizer_json(
             tokenizer.json,

@@ -1,6 +1,7 @@
 """From a bundle to text: ids, then text with statistics, over the rounds."""
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from omnidraft_npu.text.detokenizer import StreamDecoder
 
 from .model import ConversationLM
 from .opened_pair import DEFAULT_DEVICES, DraftMode, OpenedPair, ProposerName, open_pair
+
+logger = logging.getLogger(__name__)
 
 FinishReason = Literal["stop", "length", "context"]
 
@@ -45,6 +48,7 @@ class Session:
             target: Runs the target in place of one made here; an observed one, for example.
         """
         self.pair = pair
+        self._is_observed = target is not None
         self._target = target or pair.target.graph.begin()
         self._ngrams = pair.new_ngrams()
         self._proposer: Proposer | None = pair.new_proposer(self._ngrams)
@@ -95,6 +99,8 @@ class Session:
         Raises:
             PromptError: the prompt leaves no room in the context.
         """
+        if self.make_room(len(prompt_ids)):
+            logger.warning("target on the CPU: %s", self.pair.target.why_cpu)
         target, entry = self._target, self.pair.target.entry
         if len(prompt_ids) >= target.context_length:
             raise PromptError(
@@ -132,6 +138,20 @@ class Session:
                 )
         finally:
             self._save_ngrams()
+
+    def make_room(self, num_tokens: int) -> bool:
+        """Move the target to the CPU if `auto` chose an NPU whose graphs hold no such prompt.
+
+        What was cached is computed anew there. A model given to the constructor stays.
+
+        Returns:
+            Whether it moved; `pair.notice` then says why.
+        """
+        pair = self.pair if self._is_observed else self.pair.with_room(num_tokens)
+        if pair is self.pair:
+            return False
+        self.pair, self._target = pair, pair.target.graph.begin()
+        return True
 
     def reset(self) -> None:
         """Forget the conversation."""

@@ -99,6 +99,11 @@ class StaticModel:
         """Most tokens a conversation may hold."""
         return self.signature.context_length
 
+    @property
+    def pass_length(self) -> int:
+        """Tokens of the shortest graph for several, which scores whatever must be exact."""
+        return next((n for n in self.sessions if n > 1), 1)
+
     def begin(self, *, is_exact: bool = True) -> "StaticCausalLM":
         """A new conversation; see `StaticCausalLM`."""
         return StaticCausalLM(self, is_exact=is_exact)
@@ -125,9 +130,7 @@ class StaticCausalLM(CachedTokens):
         self._passes: dict[int, StaticPass] = {}
         lengths = tuple(model.sessions)
         self._prefill_lengths = lengths
-        self._score_lengths = next(((n,) for n in lengths if n > 1), lengths)
-        if not is_exact:
-            self._score_lengths = lengths
+        self._score_lengths = (model.pass_length,) if is_exact else lengths
         self._hidden: npt.NDArray[np.float32] | None = None
         if signature.hidden_size is not None:
             self._hidden = np.empty((0, signature.hidden_size), np.float32)

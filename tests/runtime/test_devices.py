@@ -1,6 +1,7 @@
 """Where models run is chosen and said; no QNN is needed to see that."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,13 @@ from tiny_bundle import write_bundle
 
 from omnidraft_npu.chips.table import find_chip
 from omnidraft_npu.cli import cli
-from omnidraft_npu.config import DeviceConfig
+from omnidraft_npu.config import DecodeConfig, DeviceConfig
 from omnidraft_npu.errors import DeviceError
 from omnidraft_npu.qnn.provider import HtpDevice
 from omnidraft_npu.runtime import devices
 from omnidraft_npu.runtime.opened_pair import open_pair
 from omnidraft_npu.runtime.providers import open_cpu_session
+from omnidraft_npu.runtime.session import open_session
 
 CPU = "CPUExecutionProvider"
 
@@ -90,6 +92,102 @@ def test_npu_is_strict_for_each_model_alone(bundle, npu):
         assert result.stdout == ""
         assert result.stderr.strip().splitlines()[-1] == "Error: the driver sleeps"
     assert stats(run(bundle, "--draft-device", "npu", "--no-draft"))["target_provider"] == CPU
+
+
+LONG = "abc cab bca " * 8
+"""More tokens than the graphs of the NPU hold, fewer than that of the CPU."""
+
+
+def long_run(bundle, *options):
+    arguments = ["run", "-b", str(bundle), "--raw", "--soc", "x-elite", "--max-new-tokens", "4"]
+    return CliRunner().invoke(cli, [*arguments, *options, LONG])
+
+
+def test_auto_takes_the_cpu_for_a_prompt_that_only_its_graph_holds(bundle, npu):
+    result = long_run(bundle, "--json")
+    found = stats(result)
+    assert found["target_provider"] == CPU
+    assert found["draft_provider"] == "QNNExecutionProvider (HTP, soc 60)"
+    assert list(found["placement"]["target"]) == ["cpu"]
+    told = f"target on the CPU: the prompt is too long for the NPU's graphs, which hold {CONTEXT}"
+    assert result.stderr.count(told) == 1
+    on_cpu = long_run(bundle, "--json", "--target-device", "cpu", "--draft-device", "cpu")
+    assert json.loads(result.stdout)["token_ids"] == json.loads(on_cpu.stdout)["token_ids"]
+
+
+def test_npu_names_both_lengths_for_a_prompt_that_its_graphs_do_not_hold(bundle, npu):
+    result = long_run(bundle, "--target-device", "npu")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    last = result.stderr.splitlines()[-1]
+    assert re.match(rf"Error: the prompt has \d+ tokens and the context holds {CONTEXT}:", last)
+    assert "--htp-context-length" in last and "--target-device cpu" in last
+
+
+def test_a_conversation_that_outgrows_the_npu_goes_on_on_the_cpu(bundle, npu, caplog):
+    devices = DeviceConfig(soc="x-elite")
+    session = open_session(bundle, devices=devices, threads=1)
+    plain = open_session(bundle, use_drafter=False, devices=DeviceConfig(target_device="cpu"))
+    config = DecodeConfig(max_new_tokens=4)
+    short, long = (session.encode(text, raw=True) for text in ("abc cab", LONG))
+    on_npu = [delta.stats.to_json()["target_provider"] for delta in session.generate(short, config)]
+    assert "HTP" in on_npu[-1]
+    caplog.clear()
+    for _ in range(2):
+        deltas = list(session.generate(long, config))
+        expected = [token for delta in plain.generate(long, config) for token in delta.token_ids]
+        assert [token for delta in deltas for token in delta.token_ids] == expected
+        assert deltas[-1].stats.to_json()["target_provider"] == CPU
+    assert caplog.text.count("target on the CPU") == 1
+
+
+def test_bench_and_verify_decode_all_prompts_on_one_device(bundle, npu, tmp_path):
+    rows = [json.dumps({"prompt": text, "task": "one"}) for text in ("abc cab", LONG)]
+    (tmp_path / "p.jsonl").write_text("\n".join(rows))
+    common = ["-b", str(bundle), "--prompts", str(tmp_path / "p.jsonl"), "--json", "--raw"]
+    common += ["--max-new-tokens", "4", "--draft-tokens", "2", "--soc", "x-elite"]
+    for command, more in (("verify", ()), ("bench", ("--repeats", "1"))):
+        result = CliRunner().invoke(cli, [command, *common, *more])
+        assert result.exit_code == 0, result.output
+        assert result.stderr.count("target on the CPU: the prompt is too long") == 1
+        found = json.loads(result.stdout)
+        placed = found if command == "verify" else found["environment"]
+        assert list(placed["placement"]["target"]) == ["cpu"]
+        strict = CliRunner().invoke(cli, [command, *common, *more, "--target-device", "npu"])
+        assert strict.exit_code == 1
+        assert re.search(rf"prompt 2 has \d+ tokens .* holds {CONTEXT}", strict.stderr)
+
+
+def test_a_drafter_on_the_npu_drafts_past_its_context(bundle, npu):
+    """It follows the later part of the text; the target's context is that of the CPU."""
+    options = ["--target-device", "cpu", "--draft-device", "npu", "--proposer", "model"]
+    result = long_run(bundle, "--json", *options)
+    assert stats(result)["proposed"] > 0
+    assert "HTP" in stats(result)["draft_provider"]
+
+
+def test_plain_output_says_what_cut_the_text(bundle, npu):
+    arguments = ["run", "-b", str(bundle), "--raw", "--soc", "x-elite", "--max-new-tokens"]
+    full = CliRunner().invoke(cli, [*arguments, "500", "abc cab bca " * 6])
+    assert f"the context of {CONTEXT} tokens is full" in full.stderr.splitlines()[-1]
+    assert "--htp-context-length" in full.stderr.splitlines()[-1]
+    cut = CliRunner().invoke(cli, [*arguments, "3", "abc cab"])
+    assert cut.stderr.splitlines()[-1] == "the text was cut at --max-new-tokens 3"
+
+
+def test_longer_drafts_than_the_npu_verifies_in_a_pass_are_told_once(bundle, npu):
+    verify_length = LENGTHS[1]
+    told = "verifies 3 drafts in a pass"
+    for k in (verify_length, 40):
+        result = run(bundle, "--soc", "x-elite", "--draft-tokens", str(k))
+        assert result.stderr.count(told) == 1
+        assert f"--verify-length {min(k + 1, 32)}" in result.stderr
+    for options in (
+        ["--draft-tokens", str(verify_length - 1)],
+        ["--draft-tokens", "8", "--no-draft"],
+        ["--draft-tokens", "8", "--target-device", "cpu"],
+    ):
+        assert told not in run(bundle, "--soc", "x-elite", *options).stderr
 
 
 def test_cpu_is_taken_without_a_word(bundle, npu):

@@ -14,7 +14,7 @@ from .decoding_options import (
     prompt_options,
     sampling_options,
 )
-from .measuring import draft_lengths, encode_prompts, load_prompts
+from .measuring import draft_lengths, encode_prompts, load_prompts, tell_devices
 from .progress import stage_progress
 from .projecting import print_projection, project_bench, projection_chip, projection_options
 
@@ -128,8 +128,7 @@ def command(
             repeats=repeats,
             report=report,
         )
-    if result.session.pair.notice:
-        click.echo(result.session.pair.notice, err=True)
+    tell_devices(result.session, max(draft_tokens))
     settings = {
         "threads": threads,
         "proposer": proposer,

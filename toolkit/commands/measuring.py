@@ -1,4 +1,4 @@
-"""What `verify` and `bench` share: prompts, draft lengths, encoding."""
+"""What `run`, `verify` and `bench` share: prompts, draft lengths, what is said of devices."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..cost_model import VERIFY_LENGTHS
 from ..errors import PromptError
 from ..prompts import TaskPrompt, builtin_prompts, first_of_each, read_prompts
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 BUILTIN_PER_TASK = 2
 """Of the eight built-in prompts of a task, how many are used unless more are asked for."""
+
+MAX_VERIFY_LENGTH = max(VERIFY_LENGTHS)
 
 
 def draft_lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
@@ -44,6 +47,8 @@ def encode_prompts(
 ) -> list[list[int]]:
     """Target ids of every prompt; bare ones where asked for or without a chat template.
 
+    Where `auto` chose an NPU that holds one of them not, the target moves to the CPU for all.
+
     Raises:
         PromptError: a prompt leaves no room for a response; told before any is decoded.
     """
@@ -54,6 +59,7 @@ def encode_prompts(
         )
         raw = True
     encoded = [session.encode(one.prompt, raw=raw) for one in prompts]
+    session.make_room(max(map(len, encoded)))
     graph = session.pair.target.graph
     for i, token_ids in enumerate(encoded):
         if len(token_ids) >= graph.context_length:
@@ -62,3 +68,20 @@ def encode_prompts(
                 f"{graph.context_length}: leave it out, or {graph.more_room}"
             )
     return encoded
+
+
+def tell_devices(session: "Session", draft_tokens: int) -> None:
+    """Say on stderr what runs on the CPU and why, and which drafts exceed the NPU's graph."""
+    pair = session.pair
+    if pair.notice:
+        click.echo(pair.notice, err=True)
+    length = pair.target.graph.pass_length
+    if pair.proposer is None or length is None or draft_tokens < length:
+        return
+    longer = min(draft_tokens + 1, MAX_VERIFY_LENGTH)
+    click.echo(
+        f"--draft-tokens {draft_tokens}: the NPU's graph verifies {length - 1} drafts in a pass "
+        f"and more take several: use --draft-tokens {length - 1}"
+        + (f", or export with --verify-length {longer}" if longer > length else ""),
+        err=True,
+    )

@@ -15,6 +15,7 @@ from .decoding_options import (
     drafting_options,
     sampling_options,
 )
+from .measuring import tell_devices
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.opened_pair import DraftMode, ProposerName
@@ -114,8 +115,6 @@ def command(
         draft_mode=draft_mode,
         devices=devices,
     )
-    if session.pair.notice:
-        click.echo(session.pair.notice, err=True)
     if draft_mode == "paper" and temperature > 0 and not no_draft:
         click.echo(
             "--draft-mode paper is approximate: sampled text does not have the target's law; "
@@ -128,10 +127,13 @@ def command(
             err=True,
         )
         raw = True
+    prompt_ids = session.encode(text, raw=raw)
+    session.make_room(len(prompt_ids))
+    tell_devices(session, draft_tokens)
     extra: dict[str, Any] = {"placement": session.pair.placement}
     if not no_draft:
         extra["draft_mode"] = draft_mode
-    _answer(session, session.encode(text, raw=raw), config, extra if as_json else None)
+    _answer(session, prompt_ids, config, extra if as_json else None)
 
 
 def _answer(
@@ -162,6 +164,15 @@ def _answer(
         return
     click.echo()
     click.echo(last.stats.summary(), err=True)
+    if last.finish_reason == "context":
+        graph = session.pair.target.graph
+        click.echo(
+            f"the text ends here because the context of {graph.context_length} tokens is full: "
+            f"shorten the prompt, or {graph.more_room}",
+            err=True,
+        )
+    elif last.finish_reason == "length":
+        click.echo(f"the text was cut at --max-new-tokens {config.max_new_tokens}", err=True)
 
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:

@@ -14,7 +14,7 @@ from .decoding_options import (
     prompt_options,
     sampling_options,
 )
-from .measuring import draft_lengths, encode_prompts, load_prompts
+from .measuring import draft_lengths, encode_prompts, load_prompts, tell_devices
 from .progress import stage_progress
 
 if TYPE_CHECKING:
@@ -140,9 +140,8 @@ def command(
         draft_mode=draft_mode,
         devices=devices,
     )
-    if session.pair.notice:
-        click.echo(session.pair.notice, err=True)
     encoded = encode_prompts(session, prompts, raw=raw)
+    tell_devices(session, max(draft_tokens))
     with stage_progress() as report:
         found: Verification = run_checks(
             session.pair,
