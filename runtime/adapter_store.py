@@ -6,11 +6,11 @@ use stands in `current.json`; going back moves only that. Every file is written 
 place and renamed into it, so a crash leaves the last good state.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from omnidraft_npu.errors import BundleError
-from omnidraft_npu.files import atomic_path, sha256_of, write_json
+from omnidraft_npu.files import bytes_of, remove_leftovers, sha256_of, write_json
 from omnidraft_npu.manifest import read_record
+
+from .adapter_files import AdapterKey, Tensors, check_tensors, read_adapter, write_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -28,19 +30,15 @@ FORMAT_VERSION = 1
 BASE = 0
 """The version without an adapter."""
 
-Tensors = Mapping[str, npt.NDArray[np.float32]]
+DEFAULT_MAX_BYTES = 256 * 2**20
 
+_KEY_WORDS = {
+    "drafter_sha256": "drafter",
+    "target_tokenizer_sha256": "target tokenizer",
+    "rank": "rank",
+}
+_MAX_ANCESTORS = 8
 _RECORD = re.compile(r"v(\d{4,})\.json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterKey:
-    """What an adapter was made for; it is of no use to anything else."""
-
-    drafter_sha256: str
-    """Of the drafter's weights."""
-    target_tokenizer_sha256: str
-    rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,25 +61,43 @@ class AdapterRecord:
     origin: str = "learned"
     """`learned`, or what it was imported from."""
 
+    @property
+    def is_worse(self) -> bool:
+        """Whether it was measured to draft worse than its parent."""
+        before, after = self.acceptance_before, self.acceptance_after
+        return before is not None and after is not None and after < before
+
 
 class AdapterStore:
-    """Lists, reads and adds versions. One process writes at a time; any number may read."""
+    """Lists, reads and adds versions.
 
-    def __init__(self, folder: Path, key: AdapterKey) -> None:
-        """Open the versions in `folder`, which need not exist, for one drafter and target."""
+    Any number of processes may read. One at a time may write: it holds
+    `omnidraft_npu.state_folder.learning`.
+    """
+
+    def __init__(
+        self, folder: Path, key: AdapterKey, *, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> None:
+        """Open the versions in `folder`, which need not exist, for one drafter and target.
+
+        Args:
+            folder: `omnidraft_npu.state_folder.adapters_path` of the target.
+            key: What the adapters must be for.
+            max_bytes: The oldest versions go where all would take more.
+        """
         self.folder = folder
         self.key = key
+        self.max_bytes = max_bytes
+        self._told: set[str] = set()
 
     def records(self) -> list[AdapterRecord]:
         """All versions that are whole, the oldest first; others are said, and passed over."""
         found = []
-        for path in sorted(self.folder.glob("v*.json")):
-            if _RECORD.fullmatch(path.name) is None:
-                continue
+        for version in self._numbers():
             try:
-                found.append(self._record(path))
+                found.append(self._record(version))
             except BundleError as error:
-                logger.warning("an adapter is passed over: %s", error)
+                self._tell(f"an adapter is passed over: {error}")
         return found
 
     def record(self, version: int) -> AdapterRecord:
@@ -90,26 +106,27 @@ class AdapterStore:
         Raises:
             BundleError: there is none of that number, or it is damaged.
         """
-        path = self.folder / f"{_name(version)}.json"
-        if not path.is_file():
+        if version not in self._numbers():
             there = ", ".join(_name(r.version) for r in self.records()) or "none"
             raise BundleError(f"there is no adapter {_name(version)}, there is {there}")
-        return self._record(path)
+        return self._record(version)
 
     @property
     def current(self) -> int:
-        """The version in use: the one chosen last, or its nearest whole ancestor; else `BASE`."""
-        versions = {record.version: record for record in self.records()}
-        chosen = self._chosen()
-        if chosen in versions or chosen == BASE:
-            return chosen
-        older = [v for v in versions if v < chosen]
-        fallback = max(older, default=BASE)
-        logger.warning("adapter %s is damaged: %s is used", _name(chosen), _name(fallback))
-        return fallback
+        """The version in use: the one chosen last, or its nearest ancestor that can be used."""
+        for version in self._chosen():
+            if version == BASE:
+                break
+            try:
+                self._check_key(self.record(version))
+            except BundleError as error:
+                self._tell(f"an older adapter is used: {error}")
+            else:
+                return version
+        return BASE
 
     def load(self, version: int) -> dict[str, npt.NDArray[np.float32]]:
-        """Tensors by graph input; none for `BASE`.
+        """Tensors by graph input, and those of the acceptance head; none for `BASE`.
 
         Raises:
             BundleError: there is no such version, it is damaged, or was made for another
@@ -117,37 +134,36 @@ class AdapterStore:
         """
         if version == BASE:
             return {}
-        record = self.record(version)
-        for field in dataclasses.fields(AdapterKey):
-            mine, its = getattr(self.key, field.name), getattr(record.key, field.name)
-            if mine != its:
-                raise BundleError(
-                    f"adapter {_name(version)} was made for {field.name} {_short(its)}, this is "
-                    f"{_short(mine)}: roll back to another, or forget it"
-                )
-        return read_adapter(self.path(version))
+        self._check_key(self.record(version))
+        return read_adapter(self.path(version), self.key)
 
     def add(self, tensors: Tensors, *, parent: int, **facts: Any) -> AdapterRecord:
-        """Write a new version; `current` stays.
+        """Write a new version; which one is in use stays.
 
         Args:
-            tensors: By graph input.
+            tensors: By graph input, and those of the acceptance head.
             parent: The version that it goes on from.
             facts: Other fields of its record.
 
         Raises:
+            BundleError: a tensor holds values that are no numbers.
             OSError: it cannot be written; all is as it was.
         """
+        check_tensors(tensors, "the new adapter")
         self.folder.mkdir(parents=True, exist_ok=True)
-        numbers = [int(p.stem[1:]) for p in self.folder.glob("v*.*") if p.stem[1:].isdigit()]
-        version = 1 + max([parent, *numbers])
+        # What has no record was left by a crash: the next takes its name.
+        version = 1 + max(parent, *self._chosen(), *self._numbers())
         path = self.path(version)
-        with atomic_path(path) as temporary:
-            write_adapter(temporary, tensors)
-        record = AdapterRecord(
-            version=version, parent=parent, key=self.key, sha256=sha256_of(path), **facts
-        )
-        write_json(self.folder / f"{_name(version)}.json", dataclasses.asdict(record))
+        write_adapter(path, tensors, self.key)
+        try:
+            record = AdapterRecord(
+                version=version, parent=parent, key=self.key, sha256=sha256_of(path), **facts
+            )
+            write_json(self._record_path(version), dataclasses.asdict(record))
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        self._evict(keep=version)
         return record
 
     def use(self, version: int) -> None:
@@ -159,80 +175,98 @@ class AdapterStore:
         """
         self.load(version)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "current.json", {"version": version})
+        write_json(
+            self.folder / "current.json",
+            {"version": version, "ancestors": self._ancestors(version)},
+        )
 
     def forget(self) -> int:
-        """Erase every version; gives their number."""
-        count = len(list(self.folder.glob("v*.onnx_adapter")))
-        for pattern in ("current.json", "v*.json", "v*.onnx_adapter", ".*.tmp"):
+        """Erase every version, and what crashes left of others; gives their number."""
+        count = len(self._numbers())
+        for pattern in ("current.json", "v*.json", "v*.onnx_adapter"):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
+        remove_leftovers(self.folder)
         return count
 
     def path(self, version: int) -> Path:
         """Where a version's tensors lie."""
         return self.folder / f"{_name(version)}.onnx_adapter"
 
-    def _chosen(self) -> int:
+    def _record_path(self, version: int) -> Path:
+        return self.folder / f"{_name(version)}.json"
+
+    def _numbers(self) -> list[int]:
+        """Of the versions that have a record."""
+        matches = (_RECORD.fullmatch(path.name) for path in self.folder.glob("v*.json"))
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _chosen(self) -> list[int]:
+        """The version chosen last, and those that it goes on from; the last is always `BASE`."""
         path = self.folder / "current.json"
         try:
-            chosen = json.loads(path.read_text(encoding="utf-8"))["version"]
+            document = json.loads(path.read_text(encoding="utf-8"))
+            return [int(v) for v in (document["version"], *document.get("ancestors", []))] + [BASE]
         except FileNotFoundError:
-            return BASE
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            logger.warning("%s cannot be read (%s): the newest adapter is used", path, error)
-            return max((record.version for record in self.records()), default=BASE)
-        return int(chosen)
+            return [BASE]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            self._tell(f"{path} cannot be read ({error}): the newest adapter that helps is used")
+            helps = [r.version for r in self.records() if not r.is_worse]
+            return [*reversed(helps), BASE]
 
-    def _record(self, path: Path) -> AdapterRecord:
+    def _ancestors(self, version: int) -> list[int]:
+        found: list[int] = []
+        with contextlib.suppress(BundleError):
+            while len(found) < _MAX_ANCESTORS:
+                version = self.record(version).parent
+                if version == BASE:
+                    break
+                found.append(version)
+        return found
+
+    def _record(self, version: int) -> AdapterRecord:
+        path = self._record_path(version)
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             record: AdapterRecord = read_record(AdapterRecord, document, "adapter")
-            found = sha256_of(self.path(record.version))
+            found = sha256_of(self.path(version))
         except (OSError, ValueError, BundleError) as error:
             raise BundleError(f"{path} cannot be read ({error})") from error
+        if record.version != version:
+            raise BundleError(f"{path} is the record of {_name(record.version)}")
         if found != record.sha256:
-            raise BundleError(f"{self.path(record.version)} was changed since it was written")
+            raise BundleError(f"{self.path(version)} was changed since it was written")
         return record
 
+    def _check_key(self, record: AdapterRecord) -> None:
+        for field, what in _KEY_WORDS.items():
+            mine, its = getattr(self.key, field), getattr(record.key, field)
+            if mine != its:
+                raise BundleError(
+                    f"adapter {_name(record.version)} was made for another {what} "
+                    f"({str(its)[:12]}, here {str(mine)[:12]}): roll back, or forget it"
+                )
 
-def write_adapter(path: Path, tensors: Tensors) -> None:
-    """Write an `.onnx_adapter` file."""
-    import onnxruntime as ort
+    def _evict(self, *, keep: int) -> None:
+        """Remove the oldest versions over the budget, but not `keep`, nor what is in use."""
+        kept = {keep, *self._chosen()[:2]}
+        sizes = {n: bytes_of(self.path(n)) for n in self._numbers()}
+        excess = sum(sizes.values()) - self.max_bytes
+        for version, size in sizes.items():
+            if excess <= 0:
+                return
+            if version not in kept:
+                # Windows keeps a file that another process reads; a later add removes it.
+                with contextlib.suppress(PermissionError):
+                    self._record_path(version).unlink(missing_ok=True)
+                    self.path(version).unlink(missing_ok=True)
+                excess -= size
 
-    adapter = ort.AdapterFormat()
-    adapter.set_adapter_version(1)
-    adapter.set_model_version(1)
-    values = {
-        name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor, np.float32))
-        for name, tensor in tensors.items()
-    }
-    adapter.set_parameters(values)
-    adapter.export_adapter(str(path))
-
-
-def read_adapter(path: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """Tensors of an `.onnx_adapter` file.
-
-    Raises:
-        BundleError: it is none, or damaged, or holds numbers that are none.
-    """
-    import onnxruntime as ort
-
-    try:
-        parameters = ort.AdapterFormat.read_adapter(str(path)).get_parameters()
-    except Exception as error:
-        reason = str(error).splitlines()[0]
-        raise BundleError(f"{path} is not an adapter that can be read ({reason})") from error
-    tensors = {name: np.array(value.numpy(), np.float32) for name, value in parameters.items()}
-    if any(not np.isfinite(tensor).all() for tensor in tensors.values()):
-        raise BundleError(f"{path} holds values that are no numbers")
-    return tensors
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            logger.warning("%s", message)
 
 
 def _name(version: int) -> str:
     return f"v{version:04}"
-
-
-def _short(value: object) -> str:
-    return str(value)[:12]

@@ -61,13 +61,12 @@ def remove_leftovers(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def bytes_in(folder: Path) -> int:
-    """What the files in a folder take, also those that others remove meanwhile."""
-    total = 0
-    for path in folder.glob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size
-    return total
+def bytes_of(path: Path) -> int:
+    """A file's size; 0 for one that another process removed meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from .distillation import Floats, Ids, PieceLaws
 from .errors import BundleError
-from .files import write_safetensors
+from .files import bytes_of, write_safetensors
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class ReplayBuffer:
     @property
     def num_bytes(self) -> int:
         """What the examples take on disk."""
-        return sum(map(_size, self._files()))
+        return sum(map(bytes_of, self._files()))
 
     def __len__(self) -> int:
         return len(self._files())
@@ -107,7 +107,7 @@ class ReplayBuffer:
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
     def _evict(self, files: list[Path]) -> None:
-        sizes = list(map(_size, files))
+        sizes = list(map(bytes_of, files))
         excess = sum(sizes) - self.max_bytes
         for path, size in zip(files[:-1], sizes, strict=False):
             if excess <= 0:
@@ -140,14 +140,6 @@ class ReplayBuffer:
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise BundleError(f"{path} cannot be read ({error}): delete it") from error
         return Example(pieces=pieces, laws=PieceLaws(ids=ids, probs=probs.astype(np.float32)))
-
-
-def _size(path: Path) -> int:
-    """Zero for a file that another process evicted."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _check(pieces: Ids, ids: Ids, probs: Floats) -> None:

@@ -57,6 +57,6 @@ def learning(bundle: Path, target_name: str) -> Iterator[None]:
 
 
 def _state(bundle: Path, target_name: str) -> Path:
-    if Path(target_name).name != target_name:
+    if Path(target_name).name != target_name or target_name == "..":
         raise BundleError(f"the target's name {target_name!r} is a path: export the bundle again")
     return bundle / "state"

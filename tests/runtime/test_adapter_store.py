@@ -8,9 +8,13 @@ import pytest
 
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.lora import lora_name
-from omnidraft_npu.runtime.adapter_store import BASE, AdapterKey, AdapterStore
+from omnidraft_npu.runtime.adapter_files import AdapterKey, read_adapter, write_adapter
+from omnidraft_npu.runtime.adapter_store import BASE, AdapterStore
 
 KEY = AdapterKey(drafter_sha256="d" * 64, target_tokenizer_sha256="t" * 64, rank=2)
+
+
+A = lora_name(0, "q_proj", "A")
 
 
 def tensors(seed=0):
@@ -86,11 +90,13 @@ def test_a_version_whose_record_was_not_written_yet_is_not_there(store):
     store.add(tensors(1), parent=1)
     (store.folder / "v0002.json").unlink()
     assert [record.version for record in store.records()] == [1]
-    assert store.add(tensors(2), parent=1).version == 3
+    assert store.add(tensors(2), parent=1).version == 2
+    assert store.load(2)[A].sum() == tensors(2)[A].sum()
 
 
-def test_an_unreadable_choice_is_said_and_the_newest_version_used(store, caplog):
+def test_an_unreadable_choice_is_said_and_the_newest_version_that_helps_used(store, caplog):
     store.add(tensors(), parent=BASE)
+    store.add(tensors(1), parent=1, acceptance_before=0.5, acceptance_after=0.4)
     (store.folder / "current.json").write_text("[]")
     assert store.current == 1
     assert "current.json" in caplog.text
@@ -100,39 +106,84 @@ def test_an_unreadable_choice_is_said_and_the_newest_version_used(store, caplog)
     ("field", "value"),
     [("drafter_sha256", "x" * 64), ("target_tokenizer_sha256", "x"), ("rank", 8)],
 )
-def test_an_adapter_for_something_else_is_refused_by_name(store, field, value):
-    store.add(tensors(), parent=BASE)
-    other = AdapterStore(store.folder, AdapterKey(**{**vars(KEY), field: value}))
-    with pytest.raises(BundleError, match=field):
-        other.use(1)
-    assert store.current == BASE
-
-
-def test_values_that_are_no_numbers_are_never_used(store):
-    bad = tensors()
-    bad[lora_name(0, "q_proj", "A")][0, 0] = np.nan
-    store.add(bad, parent=BASE)
-    with pytest.raises(BundleError, match="no numbers"):
-        store.use(1)
-
-
-def test_a_full_disk_leaves_all_as_it_was(store, monkeypatch):
+def test_an_adapter_for_something_else_is_refused_by_name(store, caplog, field, value):
     store.add(tensors(), parent=BASE)
     store.use(1)
-
-    def fail(path, _):
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("omnidraft_npu.runtime.adapter_store.write_adapter", fail)
-    with pytest.raises(OSError, match="No space"):
-        store.add(tensors(1), parent=1)
+    other = AdapterStore(store.folder, AdapterKey(**{**vars(KEY), field: value}))
+    words = f"another {field.removesuffix('_sha256').replace('_', ' ')} "
+    with pytest.raises(BundleError, match=words):
+        other.use(1)
+    assert other.current == BASE
+    assert words in caplog.text
     assert store.current == 1
-    assert sorted(path.name for path in store.folder.iterdir()) == [
-        "current.json",
-        "v0001.json",
-        "v0001.onnx_adapter",
-    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"drafter_sha256": "x" * 64}, "another drafter"),
+        ({"target_tokenizer_sha256": "x"}, "another target tokenizer"),
+    ],
+)
+def test_a_file_says_what_it_was_made_for(tmp_path, change, words):
+    write_adapter(tmp_path / "x.onnx_adapter", tensors(), AdapterKey(**{**vars(KEY), **change}))
+    with pytest.raises(BundleError, match=words):
+        read_adapter(tmp_path / "x.onnx_adapter", KEY)
+
+
+def test_a_file_of_another_tool_that_says_nothing_is_read(tmp_path):
+    adapter = ort.AdapterFormat()
+    adapter.set_adapter_version(1)
+    adapter.set_model_version(1)
+    value = ort.OrtValue.ortvalue_from_numpy(tensors()[A])
+    adapter.set_parameters({A: value})
+    adapter.export_adapter(str(tmp_path / "x.onnx_adapter"))
+    np.testing.assert_array_equal(read_adapter(tmp_path / "x.onnx_adapter", KEY)[A], tensors()[A])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_no_numbers_are_neither_kept_nor_read(store, value):
+    bad = tensors()
+    bad[A][0, 0] = value
+    with pytest.raises(BundleError, match="no numbers"):
+        store.add(bad, parent=BASE)
+    assert not store.folder.exists()
+    write_adapter(store.folder.parent.parent / "x.onnx_adapter", bad, KEY)
+    with pytest.raises(BundleError, match="no numbers"):
+        read_adapter(store.folder.parent.parent / "x.onnx_adapter", KEY)
+
+
+def test_the_acceptance_head_rides_in_the_same_file(store):
+    head = {
+        "head.in.weight": np.ones((8, 64), np.float32),
+        "head.out.bias": np.full(1, -0.5, np.float32),
+    }
+    store.add(tensors() | head, parent=BASE)
+    read = store.load(1)
+    assert read.keys() == tensors().keys() | head.keys()
+    np.testing.assert_array_equal(read["head.out.bias"], [-0.5])
+
+
+def test_what_is_in_use_falls_back_to_an_ancestor_not_to_a_sibling(store):
+    """Version 3 was tried and rolled back: it must not come back where 4 is damaged."""
+    for seed, parent in ((0, BASE), (1, 1), (2, 2), (3, 2)):
+        store.add(tensors(seed), parent=parent)
+    store.use(4)
+    store.path(4).write_bytes(b"")
+    assert store.current == 2
+    store.path(2).unlink()
+    assert store.current == 1
+
+
+def test_the_oldest_versions_go_where_the_bytes_would_not_suffice(store):
+    size = store.path(store.add(tensors(), parent=BASE).version).stat().st_size
+    small = AdapterStore(store.folder, KEY, max_bytes=4 * size)
+    small.use(1)
+    for seed in range(1, 7):
+        small.add(tensors(seed), parent=1)
+    assert [record.version for record in small.records()] == [1, 5, 6, 7]
+    assert len(list(store.folder.glob("*.onnx_adapter"))) == 4
+    assert small.current == 1
 
 
 def test_forgetting_leaves_nothing(store):
