@@ -29,6 +29,7 @@ def test_verbose_adds_the_sources_and_the_disagreements():
     assert "AI Hub Models 0.65" in long
     assert "olive-recipes pass 87" in long
     assert "olive-recipes" not in short
+    assert "8-elite (ai-hub-models): sm8750, 8elite, qcs8750, q8750, Samsung Galaxy S25," in long
 
 
 def test_json_has_every_field():

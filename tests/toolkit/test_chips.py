@@ -28,6 +28,18 @@ from omnidraft_npu.errors import ConfigError
         ("Dragonwing IQ-9075", 77),
         ("SA8775P", 52),
         ("rb3 gen 2", 93),
+        ("Snapdragon X Elite CRD", 60),
+        ("Snapdragon X Plus 8-Core CRD", 60),
+        ("Snapdragon 8 Elite QRD", 69),
+        ("Samsung Galaxy S25 (Family)", 69),
+        ("Samsung Galaxy S26", 87),
+        ("QCS8550 (Proxy)", 43),
+        ("SA8775P ADP", 52),
+        ("RB3 Gen 2 (Proxy)", 93),
+        ("Dragonwing IQ-9075 EVK", 77),
+        ("Arduino VENTUNO Q", 82),
+        ("sm8650", 57),
+        (" 88 ", 88),
     ],
 )
 def test_any_spelling_of_a_name_finds_the_chip(name, soc_model):
@@ -46,6 +58,25 @@ def test_both_x_plus_parts_are_the_x_plus(name):
 )
 def test_an_unknown_chip_lists_near_ones(name, near):
     with pytest.raises(ConfigError, match=f"(?s){name}.*near it are.*{near}.*devices"):
+        find_chip(name)
+
+
+@pytest.mark.parametrize("name", ["-1", "6.0", "6-0", "0", "1000"])
+def test_only_the_number_itself_is_a_soc_model(name):
+    with pytest.raises(ConfigError, match=f"no chip '{name}' is known"):
+        find_chip(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("Samsung Galaxy S24 (Family)", r"8-elite \(Samsung Galaxy S25\)"),
+        ("sc8280xp", r"x-elite \(sc8380xp\)"),
+    ],
+)
+def test_near_names_that_their_key_does_not_tell_are_shown(name, near):
+    """Nothing says which chip these have, so none is guessed."""
+    with pytest.raises(ConfigError, match=near):
         find_chip(name)
 
 

@@ -14,7 +14,11 @@ OLDEST_ARCH = 68
 
 _NEAR_SKU = re.compile(r"(sm\d{4})a[a-d]")
 """A part number with the suffix of a speed bin, such as SM8750-AC."""
-_BRANDS = ("qualcomm", "snapdragon", "dragonwing")
+_BRANDS = ("qualcomm", "snapdragon", "dragonwing", "samsung", "arduino")
+_BRACKETS = re.compile(r"\([^()]*\)\s*$")
+"""As in `QCS8550 (Proxy)` and `Samsung Galaxy S25 (Family)`."""
+_BOARD = re.compile(r"\s(?:adp|crd|evk|hdk|idp|mtp|qrd)\s*$", re.IGNORECASE)
+"""A kind of board after the name of its chip, as in `Snapdragon X Elite CRD`."""
 _NUM_NEAR = 5
 
 
@@ -81,23 +85,20 @@ def sources() -> dict[str, str]:
 
 
 def find_chip(name: str) -> Chip:
-    """The chip of that name, part number or soc_model.
+    """The chip of that name, part number or soc_model, or of a device with published figures.
 
-    Case, spaces, hyphens and brand names do not matter. A speed bin's suffix may follow a
-    part number; where chips have one soc_model the first of them is meant.
+    Case, spaces, hyphens and brand names do not matter, nor do brackets and the kind of a board
+    at the end. A speed bin's suffix may follow a part number; where chips have one soc_model
+    the first of them is meant.
 
     Raises:
         ConfigError: no such chip (near ones are listed), or one whose NPU is too old.
     """
-    wanted = _plain(name)
-    chips = _by_name()
-    chip = chips.get(wanted)
-    if chip is None and (bin_of := _NEAR_SKU.fullmatch(wanted)):
-        chip = chips.get(bin_of[1])
+    chip = _find(name)
     if chip is None:
         raise ConfigError(
-            f"no chip {name!r} is known{_near(wanted)}: "
-            "`omnidraft-npu devices` lists every name that can be given"
+            f"no chip {name!r} is known{_near(_plain(name))}: "
+            "`omnidraft-npu devices --verbose` lists every name that can be given"
         )
     if chip.is_too_old:
         raise ConfigError(
@@ -107,7 +108,18 @@ def find_chip(name: str) -> Chip:
     return chip
 
 
+def _find(name: str) -> Chip | None:
+    chips, wanted = _by_name(), _plain(name)
+    if wanted not in chips and (bin_of := _NEAR_SKU.fullmatch(wanted)):
+        wanted = bin_of[1]
+    if wanted in chips:
+        return chips[wanted][0]
+    same = (chip for chip in all_chips() if str(chip.soc_model) == name.strip())
+    return next(same, None)
+
+
 def _plain(name: str) -> str:
+    name = _BOARD.sub("", _BRACKETS.sub("", name))
     plain = re.sub(r"[^a-z0-9+]", "", name.lower())
     for brand in _BRANDS:
         plain = plain.removeprefix(brand)
@@ -115,22 +127,25 @@ def _plain(name: str) -> str:
 
 
 def _near(wanted: str) -> str:
-    """Chips with a similar name, for an error."""
-    chips = _by_name()
-    close = difflib.get_close_matches(wanted, chips, n=2 * _NUM_NEAR, cutoff=0.6)
-    close += [name for name in chips if wanted and name.startswith(wanted[:4])]
-    keys = list(dict.fromkeys(chips[name].key for name in close if not chips[name].is_too_old))
-    return f"; near it are {', '.join(keys[:_NUM_NEAR])}" if keys else ""
+    """Chips with a similar name, for an error; the name too where the key does not tell it."""
+    names = _by_name()
+    close = difflib.get_close_matches(wanted, names, n=2 * _NUM_NEAR, cutoff=0.6)
+    close += [name for name in names if wanted and name.startswith(wanted[:4])]
+    near: dict[str, str] = {}
+    for chip, name in (names[plain] for plain in close):
+        if not chip.is_too_old:
+            is_told = name in (chip.key, chip.name)
+            near.setdefault(chip.key, chip.key if is_told else f"{chip.key} ({name})")
+    return f"; near it are {', '.join([*near.values()][:_NUM_NEAR])}" if near else ""
 
 
 @functools.cache
-def _by_name() -> dict[str, Chip]:
-    names: dict[str, Chip] = {}
+def _by_name() -> dict[str, tuple[Chip, str]]:
+    """The chip of every plain name, with the name as the table has it."""
+    names: dict[str, tuple[Chip, str]] = {}
     for chip in all_chips():
-        for name in (chip.key, chip.name, *chip.aliases):
-            names.setdefault(_plain(name), chip)
-    for chip in all_chips():
-        names.setdefault(str(chip.soc_model), chip)
+        for name in (chip.key, chip.name, *chip.aliases, *chip.figures):
+            names.setdefault(_plain(name), (chip, name))
     return names
 
 

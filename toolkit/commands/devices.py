@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def command(verbose: bool, as_json: bool) -> None:
     """List the chips that `export --soc` takes, and those that are too old for it.
 
-    Any name, part number or soc_model of a chip will do, in any spelling.
+    Any name, part number or soc_model of a chip will do, in any spelling, and so will the
+    devices that `--verbose` lists.
 
     \b
     Examples:
@@ -77,7 +78,7 @@ def _show_origins(chips: "tuple[Chip, ...]", sources: dict[str, str]) -> None:
         click.echo(f"  {key}: {text}")
     click.echo("\nChips:")
     for chip in chips:
-        names = ", ".join(chip.aliases)
+        names = ", ".join((*chip.aliases, *chip.figures))
         click.echo(f"  {chip.key} ({chip.source})" + (f": {names}" if names else ""))
         for note in chip.notes:
             click.echo(f"    {note}")
