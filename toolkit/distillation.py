@@ -115,7 +115,7 @@ def piece_laws(
 
     # What goes on from the token before, if its pieces are exactly its spelling.
     before = tokens[first] - 1
-    ends = _path_lengths(paths)[laws.token_ids[before]]
+    ends = path_lengths(paths)[laws.token_ids[before]]
     last = np.maximum(first - 1, 0)
     is_whole = (before >= 0) & (depths[last] == ends - 1) & (ends > 0)
     goes_on, shares = _branches(laws, paths, before, np.where(is_whole, ends, 0))
@@ -134,7 +134,8 @@ def _kinds(depths: Ids) -> tuple[npt.NDArray[np.bool_], ...]:
     return depths == 0, depths > 0, depths < 0
 
 
-def _path_lengths(paths: Ids) -> npt.NDArray[np.int64]:
+def path_lengths(paths: Ids) -> npt.NDArray[np.int64]:
+    """``[vocab]`` pieces of every token's spelling; 0 for one without."""
     lengths: npt.NDArray[np.int64] = (paths >= 0).sum(axis=1)
     return lengths
 

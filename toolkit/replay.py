@@ -4,8 +4,16 @@ Each response is a file of its own, written beside its place and renamed into it
 example is there as a whole or not at all, and none is lost that `append` returned from. Files
 are numbered as they come; no clock has a say in what is old. Two processes that append at the
 same moment may take the same number, but never the same name. A file holds what the update
-needs and no more: the drafter's pieces of the response and what led to it, and for each piece
-the target's likeliest pieces with their probabilities.
+needs and no more; of a response and what led to it, numbers only:
+
+==============  ==================================================================
+`pieces`        the drafter's pieces of the response and of what led to it
+`top_ids`       for each piece of the response, the pieces that the target held likeliest
+`top_probs`     and their probabilities
+`tokens`        which token of the response each piece belongs to
+`is_drafted`    whether the piece lies on the spelling of that token
+`is_direct`     whether it is the whole token
+==============  ==================================================================
 """
 
 import contextlib
@@ -20,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .distillation import Floats, Ids, PieceLaws
+from .distillation import Ids, PieceLaws
 from .errors import BundleError
 from .files import bytes_of, write_safetensors
 
@@ -29,6 +37,9 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 DEFAULT_MAX_BYTES = 64 * 2**20
 
+Flags = npt.NDArray[np.bool_]
+
+_OTHERS = ("pieces", "tokens", "is_drafted", "is_direct")
 _NAME = re.compile(r"(\d{8})(-[0-9a-f]{16})?\.safetensors")
 
 
@@ -40,6 +51,12 @@ class Example:
     """``[context + response]``"""
     laws: PieceLaws
     """``[response, top]`` for the last pieces."""
+    tokens: Ids
+    """``[response]`` index of the target's token that each piece begins in."""
+    is_drafted: Flags
+    """``[response]`` whether the piece lies on the spelling of its token."""
+    is_direct: Flags
+    """``[response]`` whether the piece is a whole token."""
 
     @property
     def num_response(self) -> int:
@@ -64,9 +81,9 @@ class ReplayBuffer:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         tensors: dict[str, npt.NDArray[Any]] = {
-            "pieces": example.pieces,
             "top_ids": example.laws.ids,
             "top_probs": example.laws.probs.astype(np.float16),
+            **{name: getattr(example, name) for name in _OTHERS},
         }
         metadata = {"format_version": str(FORMAT_VERSION), "pair": self.pair}
         files = self._files()
@@ -77,14 +94,22 @@ class ReplayBuffer:
 
     def examples(self) -> Iterator[Example]:
         """All that can be read, the oldest first; a damaged file is said, and passed over."""
+        for _, example in self.numbered():
+            yield example
+
+    def numbered(self, *, after: int = 0) -> Iterator[tuple[int, Example]]:
+        """The same with their numbers, which rise; those up to `after` are left out."""
         for path in self._files():
+            number = int(path.name[:8])
+            if number <= after:
+                continue
             try:
                 example = self._read(path)
             except BundleError as error:
                 logger.warning("a training example is passed over: %s", error)
                 continue
             if example is not None:
-                yield example
+                yield number, example
 
     def forget(self) -> int:
         """Erase all examples, also what a crash left half-written; gives their number."""
@@ -132,22 +157,27 @@ class ReplayBuffer:
                     raise ValueError(f"its format version is {metadata.get('format_version')}")
                 if metadata.get("pair") != self.pair:
                     return None
-                pieces = file.get_tensor("pieces")
                 ids, probs = file.get_tensor("top_ids"), file.get_tensor("top_probs")
-            _check(pieces, ids, probs.astype(np.float32))
+                others = {name: file.get_tensor(name) for name in _OTHERS}
+            laws = PieceLaws(ids=ids, probs=probs.astype(np.float32))
+            example = Example(laws=laws, **others)
+            _check(example)
         except FileNotFoundError:
             return None
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise BundleError(f"{path} cannot be read ({error}): delete it") from error
-        return Example(pieces=pieces, laws=PieceLaws(ids=ids, probs=probs.astype(np.float32)))
+        return example
 
 
-def _check(pieces: Ids, ids: Ids, probs: Floats) -> None:
+def _check(example: Example) -> None:
+    pieces, ids, probs = example.pieces, example.laws.ids, example.laws.probs
+    others = (example.tokens, example.is_drafted, example.is_direct)
     fits = (
         pieces.ndim == 1
         and ids.ndim == 2
         and ids.shape == probs.shape
         and 0 < len(ids) <= len(pieces)
+        and all(other.shape == (len(ids),) for other in others)
         and min(pieces.min(), ids.min()) >= 0
         and bool(np.isfinite(probs).all())
         and float(probs.min()) >= 0

@@ -7,96 +7,47 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from omnidraft_npu.bridge.following import ByteBridge
 from omnidraft_npu.bridge.pieces import PieceEncoder
-from omnidraft_npu.bridge.spelling import end_pieces, full_spellings
+from omnidraft_npu.bridge.spelling import full_spellings
 from omnidraft_npu.bridge.vocabulary import Vocabulary
-from omnidraft_npu.distillation import (
-    PieceLaws,
-    TokenLaws,
-    locate_pieces,
-    piece_laws,
-    spelling_paths,
-)
+from omnidraft_npu.distillation import PieceLaws, TokenLaws, spelling_paths
+from omnidraft_npu.examples import ExampleMaker as PairExampleMaker
+from omnidraft_npu.replay import Example as PairExample
 
 from .teacher_text import Response
 
-Ids = npt.NDArray[np.int32]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Example:
-    """One response in pieces."""
+class Example(PairExample):
+    """One response in pieces; the answer is what is learned."""
 
     task: str
     is_greedy: bool
-    pieces: Ids
-    """``[prompt + answer]``; the answer is what is learned."""
-    num_prompt: int
-    laws: PieceLaws
-    """``[answer, top]``."""
-    tokens: Ids
-    """``[answer]`` index of the token that each piece begins in."""
-    is_drafted: npt.NDArray[np.bool_]
-    """``[answer]`` whether the piece lies on the spelling of its token."""
+
+    @property
+    def num_prompt(self) -> int:
+        """Pieces before the answer."""
+        return len(self.pieces) - self.num_response
 
 
 class ExampleMaker:
     """Responses of one target as examples for one drafter."""
 
     def __init__(self, encoder: PieceEncoder, target: Vocabulary, num_top: int) -> None:
-        self._encoder, self._target, self._num_top = encoder, target, num_top
-        self._paths = spelling_paths(full_spellings(encoder, target), target.size)
-        self._ends = end_pieces(encoder.vocabulary, target)
-        self._bridge = ByteBridge(encoder, target)
+        paths = spelling_paths(full_spellings(encoder, target), target.size)
+        self._maker = PairExampleMaker(encoder, target, paths, num_top=num_top)
 
     def make(self, response: Response, max_pieces: int) -> Example | None:
         """The example of a response, cut after `max_pieces`; None if nothing is left."""
-        pieces, starts, tokens, token_starts = self._spell(response.token_ids)
-        self._bridge.begin(response.prompt_ids.tolist())
-        prompt = np.array(self._bridge.pieces, np.int32)
-        room = max_pieces - len(prompt)
-        if room < 1 or not len(pieces):
-            return None
-        owners, depths = locate_pieces(self._paths, tokens, token_starts, pieces, starts)
         laws = TokenLaws(
-            token_ids=tokens,
-            top_ids=response.top_ids[: len(tokens)],
-            probs=np.exp(response.log_probs[: len(tokens)].astype(np.float32)),
+            token_ids=response.token_ids,
+            top_ids=response.top_ids,
+            probs=np.exp(response.log_probs.astype(np.float32)),
         )
-        found = piece_laws(laws, self._paths, pieces, owners, depths, num_top=self._num_top)
-        return Example(
-            task=response.task,
-            is_greedy=response.is_greedy,
-            pieces=np.concatenate([prompt, pieces[:room]]),
-            num_prompt=len(prompt),
-            laws=PieceLaws(ids=found.ids[:room], probs=found.probs[:room]),
-            tokens=owners[:room],
-            is_drafted=depths[:room] >= 0,
-        )
-
-    def _spell(self, token_ids: Ids) -> tuple[Ids, Ids, Ids, Ids]:
-        """Pieces and their starts, the tokens they spell and their starts; the end is one piece."""
-        ids = token_ids.tolist()
-        is_end = [i in self._ends for i in ids]
-        text = ids[: is_end.index(True)] if True in is_end else ids
-        data = [self._target.token_bytes(i) for i in text]
-        # A token without bytes in the middle of an answer is left out with all that follows.
-        if b"" in data:
-            ids = text = text[: data.index(b"")]
-        pieces, starts = self._encoder.encode(b"".join(data[: len(text)]))
-        lengths = [len(part) for part in data[: len(text)]]
-        token_starts = np.cumsum([0, *lengths])
-        if len(ids) > len(text):
-            pieces = [*pieces, self._ends[ids[len(text)]]]
-            starts = [*starts, int(token_starts[-1])]
-            text = ids[: len(text) + 1]
-        return (
-            np.array(pieces, np.int32),
-            np.array(starts, np.int32),
-            np.array(text, np.int32),
-            token_starts[: len(text)].astype(np.int32),
-        )
+        made = self._maker.make(response.prompt_ids.tolist(), laws, max_pieces=max_pieces)
+        if made is None:
+            return None
+        return Example(task=response.task, is_greedy=response.is_greedy, **vars(made))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -36,7 +36,14 @@ def example(seed, num_context=4, num_response=9):
     ids = np.stack([rng.permutation(99)[:TOP] for _ in range(num_response)])
     ids[:, 0] = pieces[-num_response:]
     probs = np.tile(np.float32([0.9, 0.05, 0, 0]), (num_response, 1))
-    return Example(pieces=pieces, laws=PieceLaws(ids=ids.astype(np.int32), probs=probs))
+    is_one = np.ones(num_response, np.bool_)
+    return Example(
+        pieces=pieces,
+        laws=PieceLaws(ids=ids.astype(np.int32), probs=probs),
+        tokens=np.arange(num_response, dtype=np.int32),
+        is_drafted=is_one,
+        is_direct=is_one,
+    )
 
 
 EXAMPLES = [example(seed) for seed in range(3)]

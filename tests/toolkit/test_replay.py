@@ -21,6 +21,9 @@ def example(seed=0, num_context=5, num_response=7):
     return Example(
         pieces=rng.integers(0, 99, num_context + num_response).astype(np.int32),
         laws=PieceLaws(ids=rng.integers(0, 99, (num_response, TOP)).astype(np.int32), probs=probs),
+        tokens=np.arange(num_response, dtype=np.int32),
+        is_drafted=rng.random(num_response) < 0.9,
+        is_direct=rng.random(num_response) < 0.5,
     )
 
 
@@ -38,6 +41,18 @@ def test_examples_come_back_in_the_order_they_were_kept(buffer):
         np.testing.assert_array_equal(one.pieces, other.pieces)
         np.testing.assert_array_equal(one.laws.ids, other.laws.ids)
         np.testing.assert_allclose(one.laws.probs, other.laws.probs, atol=1e-3)
+        for name in ("tokens", "is_drafted", "is_direct"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_examples_that_came_after_one_can_be_read_alone(buffer):
+    for seed in range(5):
+        buffer.append(example(seed))
+    numbers = [number for number, _ in buffer.numbered()]
+    assert numbers == sorted(numbers)
+    later = list(buffer.numbered(after=numbers[2]))
+    assert [number for number, _ in later] == numbers[3:]
+    np.testing.assert_array_equal(later[0][1].pieces, example(3).pieces)
 
 
 def test_the_oldest_go_where_the_bytes_would_not_suffice(tmp_path):
