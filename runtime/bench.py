@@ -2,10 +2,10 @@
 
 import dataclasses
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from omnidraft_npu.config import DecodeConfig, DeviceConfig
 from omnidraft_npu.memory import peak_rss_bytes
@@ -52,8 +52,8 @@ class BenchResult:
 
     alone: tuple[Measurement, ...]
     """The target without a drafter."""
-    drafted: dict[int, tuple[Measurement, ...]]
-    """By number of draft tokens."""
+    drafted: dict[int | str, tuple[Measurement, ...]]
+    """By draft length, a number or `auto`."""
     session: Session
     """The one that drafted; says what ran where."""
 
@@ -62,7 +62,7 @@ def measure(
     bundle: Path,
     encode: "Encode",
     config: DecodeConfig,
-    draft_lengths: Sequence[int],
+    draft_lengths: Mapping[Any, Mapping[str, Any]],
     *,
     target: str | None = None,
     threads: int | None = None,
@@ -80,8 +80,8 @@ def measure(
     Args:
         bundle: The exported directory.
         encode: Target ids of every prompt, given a session.
-        config: Limits; its `max_draft_tokens` is not used.
-        draft_lengths: Every k to measure.
+        config: Limits; what it says of draft lengths is not used.
+        draft_lengths: Every length to measure by its name, with its fields of the config.
         target: Name of the target; None for the bundle's default.
         threads: Threads of one operator.
         proposer, draft_mode: What drafts, and how; see `open_session`.
@@ -111,12 +111,12 @@ def measure(
         k: _measure_setting(
             session,
             prompts,
-            dataclasses.replace(config, max_draft_tokens=k),
+            dataclasses.replace(config, **fields),
             repeats,
-            f"draft tokens {k}",
+            f"draft length {k}",
             report,
         )
-        for k in draft_lengths
+        for k, fields in draft_lengths.items()
     }
     return BenchResult(alone=alone, drafted=drafted, session=session)
 

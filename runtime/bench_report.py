@@ -94,7 +94,7 @@ def summary_of(
 
 def _by_length(
     result: BenchResult, chosen: Sequence[int], rows: Sequence[dict[str, Any]]
-) -> dict[int, dict[str, Any]]:
+) -> dict[int | str, dict[str, Any]]:
     lengths = {}
     for number, (k, measurements) in enumerate(result.drafted.items()):
         own = [rows[number * len(measurements) + i] for i in chosen]

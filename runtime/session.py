@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from omnidraft_npu.config import DecodeConfig, DeviceConfig
+from omnidraft_npu.draft_length import DraftLength
 from omnidraft_npu.errors import PromptError
 from omnidraft_npu.speculative import Proposer, generate
 from omnidraft_npu.statistics import DecodeStats
@@ -52,6 +53,8 @@ class Session:
         self._target = target or pair.target.graph.begin()
         self._ngrams = pair.new_ngrams()
         self._proposer: Proposer | None = pair.new_proposer(self._ngrams)
+        self.draft_length = DraftLength()
+        """What was learned of times and acceptance, for responses that adapt the draft length."""
 
     @property
     def target_name(self) -> str:
@@ -115,7 +118,8 @@ class Session:
             target_provider=self.target_provider,
             draft_provider=self.draft_provider,
         )
-        rounds = generate(self._proposer, target, prompt_ids, config)
+        control = self.draft_length if config.adapts_draft_length else None
+        rounds = generate(self._proposer, target, prompt_ids, config, control)
         text = StreamDecoder(self.pair.target.tokenizer, is_continuation=True)
         length = len(prompt_ids)
         try:

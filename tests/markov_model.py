@@ -31,6 +31,10 @@ class MarkovModel:
     def length(self) -> int:
         return len(self.cache)
 
+    @property
+    def hidden_states(self) -> None:
+        return None
+
     def prefill(self, token_ids: Sequence[int]) -> None:
         if token_ids:
             self.score(token_ids)

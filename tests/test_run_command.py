@@ -198,8 +198,8 @@ def test_the_chat_template_is_used_unless_raw(bundle):
 @pytest.mark.parametrize(
     ("arguments", "stdin", "words", "code"),
     [
-        (["x", "--draft-tokens", "0"], None, ["draft_tokens is 0", "--no-draft"], 2),
-        (["x", "--draft-tokens", "-3"], None, ["draft_tokens is -3"], 2),
+        (["x", "--draft-length", "0"], None, ["draft_length is 0", "--no-draft"], 2),
+        (["x", "--draft-tokens", "-3"], None, ["draft_length is -3"], 2),
         (["x", "--max-new-tokens", "0"], None, ["max_new_tokens is 0"], 2),
         (["x", "--temperature", "-1"], None, ["temperature is -1"], 2),
         (["x", "--top-p", "0"], None, ["top_p is 0", "--top-p 1"], 2),

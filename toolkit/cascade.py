@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from .lookup import PromptLookup
 from .proposal import Proposal
 from .sampling import Draw
-from .speculative import Proposer
+from .speculative import DraftControl, Proposer
 
 _FALLBACK = 0
 _FIRST_GUESS = {_FALLBACK: 0.4, 1: 0.2, 2: 0.5, 3: 0.65, 4: 0.8}
@@ -35,9 +35,20 @@ class Cascade:
         self._fallback.begin(context)
         self._forget()
 
-    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
-        """A proposal of lookup or of the other; empty where that one has none."""
+    def propose(
+        self,
+        max_draft_tokens: int,
+        draw: Draw | None = None,
+        control: DraftControl | None = None,
+    ) -> Proposal:
+        """A proposal of lookup or of the other; empty where that one has none.
+
+        With `control` it has the choice, and what is expected here stays as it is.
+        """
         _, num_matched = self._lookup.match()
+        if control is not None:
+            asked = self._lookup if control.prefers_lookup(num_matched) else self._fallback
+            return asked.propose(max_draft_tokens, draw, control)
         self._choice = min(num_matched, max(self._expected))
         if self._expected[self._choice] < self._expected[_FALLBACK]:
             self._choice = _FALLBACK

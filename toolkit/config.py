@@ -63,6 +63,10 @@ class SamplingConfig:
         )
 
 
+MAX_ADAPTED_LENGTH = 31
+"""Most pieces of a round whose draft length is adapted: with the token before them 32 to verify."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
     """How one response is decoded."""
@@ -70,6 +74,9 @@ class DecodeConfig:
     max_new_tokens: int = 128
     max_draft_tokens: int = 4
     """The k of a round: drafter pieces drawn before the target verifies."""
+    adapts_draft_length: bool = False
+    """Whether a round ends where another piece costs more than it promises (`DraftLength`);
+    `max_draft_tokens` is only the most then."""
     stop_token_ids: frozenset[int] = frozenset()
     """Target ids that end the response; they are emitted, not shown."""
     sampling: SamplingConfig = SamplingConfig()
@@ -82,8 +89,8 @@ class DecodeConfig:
             )
         if self.max_draft_tokens < 1:
             raise ConfigError(
-                f"draft_tokens is {self.max_draft_tokens}, must be at least 1: "
-                "use --draft-tokens 1 or more, or --no-draft to decode with the target alone"
+                f"draft_length is {self.max_draft_tokens}, must be at least 1: use --draft-length "
+                "1 or more, or auto, or --no-draft to decode with the target alone"
             )
 
 

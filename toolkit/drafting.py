@@ -5,9 +5,9 @@ from collections.abc import Sequence, Set
 
 from .bridge.following import Bridge
 from .bridge.walk import Walk
-from .proposal import Proposal, Rule
+from .proposal import Proposal, Rule, Stop
 from .sampling import Draw
-from .speculative import CausalLM, Logits
+from .speculative import CausalLM, DraftControl, Logits
 
 _MAX_SCORED = 16
 """Pieces that are scored at once; of more, all but the last are prefilled first."""
@@ -72,7 +72,12 @@ class ModelDrafter:
         """Extend the context by what the target decided."""
         self._settled = min(self._settled, self._bridge.extend(token_ids))
 
-    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
+    def propose(
+        self,
+        max_draft_tokens: int,
+        draw: Draw | None = None,
+        control: DraftControl | None = None,
+    ) -> Proposal:
         """Draw up to `max_draft_tokens` pieces and give the target tokens that they spell.
 
         Empty where there is no context to draft from, it does not fit into the model, or
@@ -80,14 +85,7 @@ class ModelDrafter:
         """
         walk, self._model_s = self._greedy_walk if draw is None else self._walk, 0.0
         walk.begin()
-        missing = self._crop(max_draft_tokens)
-        room = self._model.context_length - len(self._cached) - len(missing) + 1
-        num_pieces = min(max_draft_tokens, room) if missing else 0
-        for _ in range(num_pieces):
-            piece = walk.step(self._score(missing), draw)
-            if piece is None or (walk.token_ids and walk.token_ids[-1] in self._end_token_ids):
-                break
-            missing = [piece]
+        stop = self._draw_pieces(max_draft_tokens, walk, draw, control)
         walk.finish()
         return Proposal(
             token_ids=tuple(walk.token_ids[:max_draft_tokens]),
@@ -95,7 +93,34 @@ class ModelDrafter:
             trie=walk.trie,
             rule=self._rule,
             model_s=self._model_s,
+            stop=stop,
         )
+
+    def _draw_pieces(
+        self, max_pieces: int, walk: Walk, draw: Draw | None, control: DraftControl | None
+    ) -> Stop:
+        """Let the walk take pieces; why it took no more."""
+        stop = None if control is None else control.before_pass()
+        if stop is not None:
+            return stop
+        missing = self._crop(max_pieces)
+        if not missing:
+            return "nothing"
+        room = self._model.context_length - len(self._cached) - len(missing) + 1
+        for i in range(min(max_pieces, room)):
+            if control is not None and i > 0 and (stop := control.before_pass()) is not None:
+                return stop
+            logits = self._score(missing)
+            if control is not None:
+                hidden = self._model.hidden_states
+                state = None if hidden is None else hidden[-1]
+                if (stop := control.before_draw(logits, state)) is not None:
+                    return stop
+            piece = walk.step(logits, draw)
+            if piece is None or (walk.token_ids and walk.token_ids[-1] in self._end_token_ids):
+                return "end"
+            missing = [piece]
+        return "budget" if room >= max_pieces else "context"
 
     def _score(self, pieces: Sequence[int]) -> Logits:
         """``[pieces]`` logits after these, which join the cache."""

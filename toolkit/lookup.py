@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from .proposal import Proposal
+from .proposal import Proposal, Stop
 from .sampling import Draw
+from .speculative import DraftControl
 
 
 class PromptLookup:
@@ -53,17 +54,26 @@ class PromptLookup:
             self._replaced.append(replaced)
             self._tokens.append(int(token_id))
 
-    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
+    def propose(
+        self,
+        max_draft_tokens: int,
+        draw: Draw | None = None,
+        control: DraftControl | None = None,
+    ) -> Proposal:
         """The tokens after the match; empty where there is none.
 
         A match that overlaps the end of the context goes on as a repetition.
         """
-        at, _ = self.match()
+        at, num_matched = self.match()
         if at is None or max_draft_tokens < 1:
             return Proposal.EMPTY
-        tail = self._tokens[at : at + max_draft_tokens]
-        repeated = (tail[i % len(tail)] for i in range(max_draft_tokens))
-        return Proposal(token_ids=tuple(repeated), source="lookup")
+        length = max_draft_tokens
+        stop: Stop = "budget"
+        if control is not None:
+            length, stop = control.lookup_length(num_matched)
+        tail = self._tokens[at : at + length]
+        repeated = (tail[i % len(tail)] for i in range(length))
+        return Proposal(token_ids=tuple(repeated), source="lookup", stop=stop)
 
     def match(self) -> tuple[int | None, int]:
         """Position of the first token to propose, and how many tokens matched before it."""

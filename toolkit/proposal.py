@@ -16,6 +16,12 @@ STOP = -1
 
 Rule = Literal["lossless", "paper"]
 
+Stop = Literal["budget", "cost", "unlikely", "end", "context", "nothing", "off", "trial"]
+"""Why drafting ended in a round: as many as allowed; another piece costs more than it promises;
+too unlikely that all are accepted, before times are known; nothing may follow, as after an end of
+response; no room in the drafter's context; nothing to draft from; drafting cannot pay at all; a
+round without drafts, to measure one."""
+
 Ids = npt.NDArray[np.int32]
 Probs = npt.NDArray[Any]
 """Probabilities or weights, float32 or float64; the tests' are exact fractions."""
@@ -98,8 +104,10 @@ class Proposal:
     """Seconds spent in the drafter's forward passes."""
     source: str = "model"
     """Which proposer made it: `model` or `lookup`."""
+    stop: Stop = "budget"
+    """Why it is not longer."""
 
     EMPTY: ClassVar["Proposal"]
 
 
-Proposal.EMPTY = Proposal(token_ids=())
+Proposal.EMPTY = Proposal(token_ids=(), stop="nothing")

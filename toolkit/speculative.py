@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .config import DecodeConfig
-from .proposal import Proposal
+from .proposal import Proposal, Stop
 from .sampling import Draw, TargetLaw
 from .verification import Verdict, verify
 
@@ -34,6 +34,11 @@ class CausalLM(Protocol):
         """Tokens in the cache."""
         ...
 
+    @property
+    def hidden_states(self) -> Logits | None:
+        """``[n, hidden]`` states of the last `score`'s n tokens; None if the model gives none."""
+        ...
+
     def prefill(self, token_ids: Sequence[int]) -> None:
         """Append tokens to the cache; nothing to do for an empty sequence."""
         ...
@@ -50,6 +55,40 @@ class CausalLM(Protocol):
         ...
 
 
+class DraftControl(Protocol):
+    """Decides how much is drafted, from what was drafted in the round and in those before it."""
+
+    def begin(self) -> None:
+        """Begin a response."""
+        ...
+
+    def begin_round(self, max_draft_tokens: int) -> None:
+        """Begin a round of at most so many pieces, or tokens of lookup."""
+        ...
+
+    def prefers_lookup(self, num_matched: int) -> bool:
+        """Whether what followed a match of so many tokens is drafted, and not the model asked."""
+        ...
+
+    def lookup_length(self, num_matched: int) -> tuple[int, Stop]:
+        """How many tokens of lookup are proposed, and why not more."""
+        ...
+
+    def before_pass(self) -> Stop | None:
+        """Why the drafter is not asked for another piece; None where it is."""
+        ...
+
+    def before_draw(self, logits: Logits, hidden: Logits | None) -> Stop | None:
+        """Why a piece is not drawn from its logits and hidden state; None where it is."""
+        ...
+
+    def observe(
+        self, proposal: Proposal, verdict: Verdict, *, draft_s: float, rest_s: float
+    ) -> None:
+        """Learn from a round, in which drafting and all after it took so many seconds."""
+        ...
+
+
 class Proposer(Protocol):
     """Offers draft tokens for a context that it follows."""
 
@@ -57,11 +96,17 @@ class Proposer(Protocol):
         """Follow a new context of target ids; state of an earlier one may be reused, never seen."""
         ...
 
-    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
+    def propose(
+        self,
+        max_draft_tokens: int,
+        draw: Draw | None = None,
+        control: DraftControl | None = None,
+    ) -> Proposal:
         """At most `max_draft_tokens` target tokens to come after the context; may be empty.
 
         How many may depend on the budget and on what was drawn, never on the target. What
-        is drawn at random is drawn with `draw`; None drafts greedily.
+        is drawn at random is drawn with `draw`; None drafts greedily. With `control` there
+        may be fewer.
         """
         ...
 
@@ -83,10 +128,16 @@ class Round:
     total_s: float
     source: str = "model"
     """Which proposer made the drafts."""
+    stop: Stop | None = None
+    """Why they were not more; None where none were asked for."""
 
 
 def generate(
-    proposer: Proposer | None, target: CausalLM, prompt: Sequence[int], config: DecodeConfig
+    proposer: Proposer | None,
+    target: CausalLM,
+    prompt: Sequence[int],
+    config: DecodeConfig,
+    control: DraftControl | None = None,
 ) -> Iterator[Round]:
     """Yield one round at a time until a stop token, the token budget or a full context.
 
@@ -100,6 +151,7 @@ def generate(
             must already be cropped to a proper prefix of it (`target.length < len(prompt)`).
         prompt: Target ids, at least one.
         config: Limits and stop tokens.
+        control: Decides how much is drafted, up to the limit; None always drafts up to it.
 
     Raises:
         ValueError: `prompt` is empty or shorter than what the target has cached.
@@ -117,13 +169,20 @@ def generate(
     target.prefill(prompt[target.length : -1])
     if proposer is not None:
         proposer.begin(prompt)
+    if control is not None:
+        control.begin()
 
     while length < end:
         start = time.perf_counter()
         budget = min(config.max_draft_tokens, end - length - 1)
         proposal = Proposal.EMPTY
+        if control is not None:
+            control.begin_round(budget)
         if proposer is not None and budget > 0:
-            proposal = proposer.propose(budget, draw)
+            if control is None:
+                proposal = proposer.propose(budget, draw)
+            else:
+                proposal = proposer.propose(budget, draw, control)
         drafted = time.perf_counter()
         logits = target.score([last, *proposal.token_ids])
         scored = time.perf_counter()
@@ -137,6 +196,8 @@ def generate(
         if proposer is not None:
             proposer.observe(verdict.token_ids)
         now = time.perf_counter()
+        if control is not None:
+            control.observe(proposal, verdict, draft_s=drafted - start, rest_s=now - drafted)
         yield Round(
             verdict=verdict,
             num_proposed=len(proposal.token_ids),
@@ -144,6 +205,7 @@ def generate(
             verify_s=scored - drafted,
             total_s=now - start,
             source=proposal.source,
+            stop=proposal.stop if proposer is not None and budget > 0 else None,
         )
         if verdict.is_stopped:
             return

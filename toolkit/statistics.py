@@ -10,6 +10,7 @@ import numpy as np
 
 from .bridge.vocabulary import Vocabulary
 from .memory import peak_rss_bytes
+from .proposal import Stop
 from .speculative import Round
 
 _SUMS = (
@@ -52,6 +53,7 @@ class DecodeStats:
         self._tested_at: list[int] = []
         self._accepted_at: list[int] = []
         self._by_proposer: Counter[tuple[str, str]] = Counter()
+        self._stops: Counter[Stop] = Counter()
 
     def follow(self, rounds: Iterable[Round], num_prefilled: int) -> Iterator[Round]:
         """Pass on the rounds of one response and count them.
@@ -85,6 +87,8 @@ class DecodeStats:
         self.draft_model_s += one.draft_model_s
         self.verify_s += one.verify_s
         self.round_s.append(one.total_s)
+        if one.stop is not None:
+            self._stops[one.stop] += 1
         for counts, number in (
             (self._tested_at, verdict.num_tested),
             (self._accepted_at, verdict.num_accepted),
@@ -107,6 +111,7 @@ class DecodeStats:
         total = copy.copy(first)
         total._tested_at, total._accepted_at = list(first._tested_at), list(first._accepted_at)
         total._by_proposer = Counter(first._by_proposer)
+        total._stops = Counter(first._stops)
         for other in others:
             total._add(other)
         return total
@@ -122,6 +127,7 @@ class DecodeStats:
             for i, number in enumerate(theirs):
                 mine[i] += number
         self._by_proposer.update(other._by_proposer)
+        self._stops.update(other._stops)
 
     @property
     def rounds(self) -> int:
@@ -151,6 +157,22 @@ class DecodeStats:
         names = ("rounds", "proposed", "accepted")
         return {s: {name: self._by_proposer[s, name] for name in names} for s in sources}
 
+    @property
+    def stops(self) -> dict[Stop, int]:
+        """Rounds by the reason that their drafts were not longer, see `Stop`."""
+        return dict(sorted(self._stops.items()))
+
+    @property
+    def notice(self) -> str | None:
+        """One line where drafting was off, since it cannot pay; None where it was not."""
+        off = self._stops["off"]
+        if not off:
+            return None
+        return (
+            f"drafting was off in {off} of {self.rounds} rounds, where it would have cost more "
+            "time than it saves; it is tried again now and then"
+        )
+
     def to_json(self, *, speedup: float | None = None) -> dict[str, Any]:
         """Every metric by name; None for one that has nothing to be computed from.
 
@@ -171,6 +193,7 @@ class DecodeStats:
             "acceptance_rate": _ratio(self.accepted, self.proposed),
             "conditional_acceptance": _ratio(self.accepted, self.tested),
             "mean_acceptance_length": 1 + self.accepted / rounds if rounds else None,
+            "mean_draft_length": _ratio(self.proposed, rounds),
             "bytes_per_target_forward": _ratio(self.num_bytes, rounds),
             "speedup": speedup,
             "ttft_s": _ratio(self.first_token_s, self.num_responses),
@@ -184,6 +207,8 @@ class DecodeStats:
             "peak_rss_bytes": peak_rss_bytes(),
             **self._providers,
             "by_proposer": self.by_proposer,
+            "stops": self.stops,
+            "notice": self.notice,
         }
 
     def summary(self) -> str:

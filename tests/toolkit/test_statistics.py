@@ -23,6 +23,7 @@ NAMES = [
     "acceptance_rate",
     "conditional_acceptance",
     "mean_acceptance_length",
+    "mean_draft_length",
     "bytes_per_target_forward",
     "speedup",
     "ttft_s",
@@ -37,6 +38,8 @@ NAMES = [
     "draft_provider",
     "target_provider",
     "by_proposer",
+    "stops",
+    "notice",
 ]
 
 

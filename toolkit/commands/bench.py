@@ -10,11 +10,12 @@ from ..errors import ConfigError, StoreError
 from .decoding_options import (
     bundle_options,
     device_options,
+    draft_length_fields,
     drafting_options,
     prompt_options,
     sampling_options,
 )
-from .measuring import draft_lengths, encode_prompts, load_prompts, tell_devices
+from .measuring import draft_lengths_or_auto, encode_prompts, load_prompts, tell_devices
 from .progress import stage_progress
 from .projecting import print_projection, project_bench, projection_chip, projection_options
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..config import DeviceConfig
     from ..prompts import TaskPrompt
+    from .decoding_options import DraftLengthChoice
 
 
 @click.command(name="bench")
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
 @prompt_options
 @click.option("--max-new-tokens", default=64, show_default=True, help="Most tokens per response.")
 @click.option(
+    "--draft-length",
     "--draft-tokens",
-    metavar="INTEGERS",
-    callback=draft_lengths,
+    "draft_length",
+    metavar="LENGTHS",
+    callback=draft_lengths_or_auto,
     default="1,2,4,8",
     show_default=True,
-    help="Draft lengths to measure.",
+    help="Draft lengths to measure, `auto` among them: as many tokens as pay.",
 )
 @drafting_options
 @click.option("--temperature", default=0.0, show_default=True, help="0 decodes greedily.")
@@ -65,7 +69,7 @@ def command(
     prompts_file: Path | None,
     per_task: int | None,
     max_new_tokens: int,
-    draft_tokens: tuple[int, ...],
+    draft_length: "tuple[DraftLengthChoice, ...]",
     proposer: "ProposerName",
     draft_mode: "DraftMode",
     temperature: float,
@@ -90,7 +94,7 @@ def command(
     Examples:
       omnidraft-npu bench --accept-terms
       omnidraft-npu bench -b bundle
-      omnidraft-npu bench -b bundle --prompts mine.jsonl --draft-tokens 4 --json
+      omnidraft-npu bench -b bundle --prompts mine.jsonl --draft-length 4,auto --json
       omnidraft-npu bench -b bundle --per-task 8 --plot bench.png
       omnidraft-npu bench -b bundle --project-chip x-elite --project-target-size 8
     """
@@ -119,7 +123,7 @@ def command(
             bundle,
             lambda session: encode_prompts(session, prompts, raw=raw),
             config,
-            draft_tokens,
+            {name: draft_length_fields(name) for name in draft_length},
             target=target,
             threads=threads,
             proposer=proposer,
@@ -128,12 +132,12 @@ def command(
             repeats=repeats,
             report=report,
         )
-    tell_devices(result.session, max(draft_tokens))
+    tell_devices(result.session, max((k for k in draft_length if k != "auto"), default=0))
     settings = {
         "threads": threads,
         "proposer": proposer,
         "draft_mode": draft_mode,
-        "draft_tokens": draft_tokens,
+        "draft_tokens": draft_length,
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
         "temperature": temperature,
@@ -200,7 +204,7 @@ def _print_table(document: dict[str, Any]) -> None:
     from .tables import table_console
 
     table = Table(title=title_of(document["environment"]))
-    for name in ("task", "k", "accepted", "of tested", "tokens a round", "bytes a round"):
+    for name in ("task", "k", "drafts", "accepted", "of tested", "tokens a round", "bytes a round"):
         table.add_column(name, justify="left" if name == "task" else "right")
     for name in ("tok/s alone", "tok/s", "speed-up", "draft", "verify", "bridge", "ttft"):
         table.add_column(name, justify="right")
@@ -210,6 +214,7 @@ def _print_table(document: dict[str, Any]) -> None:
             table.add_row(
                 task,
                 k,
+                f"{row['mean_draft_length']:.1f}",
                 _percent(row["acceptance_rate"]),
                 _percent(row["conditional_acceptance"]),
                 f"{row['num_tokens'] / row['rounds']:.2f}",

@@ -3,11 +3,13 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import click
 
-from ..config import Device, DeviceConfig
+from ..config import MAX_ADAPTED_LENGTH, Device, DeviceConfig
+
+DraftLengthChoice = int | Literal["auto"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -57,6 +59,41 @@ def prompt_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def parse_draft_length(text: str) -> DraftLengthChoice:
+    """`auto` or a number.
+
+    Raises:
+        ValueError: neither of them.
+    """
+    return "auto" if text.strip() == "auto" else int(text)
+
+
+def draft_length_fields(length: DraftLengthChoice) -> dict[str, Any]:
+    """The fields of `DecodeConfig` for a draft length."""
+    if length == "auto":
+        return {"max_draft_tokens": MAX_ADAPTED_LENGTH, "adapts_draft_length": True}
+    return {"max_draft_tokens": length, "adapts_draft_length": False}
+
+
+def _one_draft_length(ctx: click.Context, param: click.Parameter, value: str) -> DraftLengthChoice:
+    try:
+        return parse_draft_length(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is neither a number nor auto") from error
+
+
+draft_length_option = click.option(
+    "--draft-length",
+    "--draft-tokens",
+    "draft_length",
+    metavar="auto|INTEGER",
+    callback=_one_draft_length,
+    default="4",
+    show_default=True,
+    help="Drafter tokens proposed in each round; `auto`: as many as pay, by measured times.",
+)
 
 
 def drafting_options(command: Command) -> Command:

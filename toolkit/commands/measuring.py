@@ -9,6 +9,7 @@ import click
 from ..cost_model import VERIFY_LENGTHS
 from ..errors import PromptError
 from ..prompts import TaskPrompt, builtin_prompts, first_of_each, read_prompts
+from .decoding_options import DraftLengthChoice
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.session import Session
@@ -28,6 +29,18 @@ def draft_lengths(ctx: click.Context, param: click.Parameter, value: str) -> tup
     if lengths[0] < 1:
         raise click.BadParameter(f"{lengths[0]} is not a draft length: use 1 or more")
     return lengths
+
+
+def draft_lengths_or_auto(
+    ctx: click.Context, param: click.Parameter, value: str
+) -> tuple[DraftLengthChoice, ...]:
+    """The same where `auto` may be among them; it comes last."""
+    parts = [part.strip() for part in value.split(",")]
+    numbers = ",".join(part for part in parts if part != "auto")
+    fixed: tuple[DraftLengthChoice, ...] = ()
+    if numbers:
+        fixed = draft_lengths(ctx, param, numbers)
+    return (*fixed, "auto") if "auto" in parts else fixed
 
 
 def load_prompts(path: Path | None, per_task: int | None) -> list[TaskPrompt]:
@@ -80,8 +93,8 @@ def tell_devices(session: "Session", draft_tokens: int) -> None:
         return
     longer = min(draft_tokens + 1, MAX_VERIFY_LENGTH)
     click.echo(
-        f"--draft-tokens {draft_tokens}: the NPU's graph verifies {length - 1} drafts in a pass "
-        f"and more take several: use --draft-tokens {length - 1}"
+        f"--draft-length {draft_tokens}: the NPU's graph verifies {length - 1} drafts in a pass "
+        f"and more take several: use --draft-length {length - 1}"
         + (f", or export with --verify-length {longer}" if longer > length else ""),
         err=True,
     )

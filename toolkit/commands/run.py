@@ -12,6 +12,8 @@ from ..errors import ConfigError, PromptError
 from .decoding_options import (
     bundle_options,
     device_options,
+    draft_length_fields,
+    draft_length_option,
     drafting_options,
     sampling_options,
 )
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from omnidraft_npu.runtime.session import Delta, Session
 
     from ..config import DecodeConfig, DeviceConfig
+    from .decoding_options import DraftLengthChoice
 
 
 @click.command(name="run")
@@ -34,12 +37,7 @@ if TYPE_CHECKING:
 )
 @bundle_options
 @click.option("--max-new-tokens", default=128, show_default=True, help="Most tokens to write.")
-@click.option(
-    "--draft-tokens",
-    default=4,
-    show_default=True,
-    help="Drafter tokens proposed in each round.",
-)
+@draft_length_option
 @drafting_options
 @click.option("--temperature", default=0.0, show_default=True, help="0 decodes greedily.")
 @sampling_options
@@ -56,7 +54,7 @@ def command(
     bundle: Path | None,
     target: str | None,
     max_new_tokens: int,
-    draft_tokens: int,
+    draft_length: "DraftLengthChoice",
     draft_mode: "DraftMode",
     proposer: "ProposerName",
     temperature: float,
@@ -82,14 +80,14 @@ def command(
     \b
     Examples:
       omnidraft-npu run "The three laws of robotics are"
-      omnidraft-npu run -b bundle --target gemma3-270m --draft-tokens 6 -f prompt.txt
+      omnidraft-npu run -b bundle --target gemma3-270m --draft-length 6 -f prompt.txt
       echo "Name three rivers." | omnidraft-npu run --target smollm2-135m --json
     """
     from ..config import DecodeConfig, SamplingConfig
 
     config = DecodeConfig(
         max_new_tokens=max_new_tokens,
-        max_draft_tokens=draft_tokens,
+        **draft_length_fields(draft_length),
         sampling=SamplingConfig(
             temperature=temperature,
             top_k=top_k,
@@ -129,10 +127,10 @@ def command(
         raw = True
     prompt_ids = session.encode(text, raw=raw)
     session.make_room(len(prompt_ids))
-    tell_devices(session, draft_tokens)
+    tell_devices(session, 0 if draft_length == "auto" else draft_length)
     extra: dict[str, Any] = {"placement": session.pair.placement}
     if not no_draft:
-        extra["draft_mode"] = draft_mode
+        extra |= {"draft_mode": draft_mode, "draft_length": draft_length}
     _answer(session, prompt_ids, config, extra if as_json else None)
 
 
@@ -164,6 +162,8 @@ def _answer(
         return
     click.echo()
     click.echo(last.stats.summary(), err=True)
+    if last.stats.notice:
+        click.echo(last.stats.notice, err=True)
     if last.finish_reason == "context":
         graph = session.pair.target.graph
         click.echo(
