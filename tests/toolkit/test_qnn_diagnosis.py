@@ -1,4 +1,5 @@
 import dataclasses
+import struct
 import sys
 from pathlib import Path
 
@@ -6,13 +7,23 @@ import pytest
 
 from omnidraft_npu.chips.table import find_chip
 from omnidraft_npu.errors import DeviceError
-from omnidraft_npu.qnn import diagnosis, probe
+from omnidraft_npu.qnn import diagnosis, installation, probe, versions
 from omnidraft_npu.qnn.diagnosis import Host, diagnose
+from omnidraft_npu.qnn.installation import Installation
 from omnidraft_npu.qnn.probe import Probe, probe_backend
 
 X86 = Host(
     system="linux", machine="x86_64", processor="x86_64", environment={}, devices=Path("/none")
 )
+
+
+def elf(machine):
+    """The head of a library for a kind of machine."""
+    return b"\x7fELF\x02\x01" + bytes(12) + struct.pack("<H", machine) + bytes(44)
+
+
+def installed_in(folder):
+    return Installation(provider=folder / "libprovider.so", htp=folder / "libQnnHtp.so")
 
 
 def answers(htp=True, devices=("CPU",), said="runs"):
@@ -38,8 +49,8 @@ def board(tmp_path, monkeypatch):
     (libraries / "libQnnHtp.so").write_bytes(b"")
     (libraries / "libQnnHtpV68Skel.so").write_bytes(b"")
     (devices / "fastrpc-cdsp").write_bytes(b"")
-    monkeypatch.setattr(diagnosis, "_library_folder", lambda: libraries)
-    monkeypatch.setattr(diagnosis, "_libraries", lambda folder: iter(()))
+    monkeypatch.setattr(diagnosis, "installed_libraries", lambda: installed_in(libraries))
+    monkeypatch.setattr(diagnosis, "_libraries", lambda installation: iter(()))
     monkeypatch.setattr(diagnosis, "find_this_chip", lambda: find_chip("qcs6490"))
     return Host(
         system="linux",
@@ -122,19 +133,56 @@ def test_an_htp_backend_that_fails_is_wrong_and_the_others_are_notes():
     assert findings["backend cpu"].status == "note"
 
 
-def test_a_foreign_library_is_found(tmp_path, monkeypatch):
-    (tmp_path / "libQnnHtp.so").write_bytes(
-        b"\x7fELF\x02\x01" + bytes(12) + b"\xf3\x00" + bytes(44)
-    )
-    (tmp_path / "libQnnHtpV73Skel.so").write_bytes(
-        b"\x7fELF\x01\x01" + bytes(12) + b"\xa4\x00" + bytes(44)
-    )
-    monkeypatch.setattr(diagnosis, "_library_folder", lambda: tmp_path)
+@pytest.fixture
+def libraries(tmp_path, monkeypatch):
+    """A folder with libraries for this process, and one for the NPU itself."""
+    monkeypatch.setattr(diagnosis, "installed_libraries", lambda: installed_in(tmp_path))
+    monkeypatch.setattr(installation, "process_machine", lambda: "x86_64")
+    for path in (*installed_in(tmp_path).libraries, tmp_path / "libQnnGpu.so"):
+        path.write_bytes(elf(0x3E))
+    (tmp_path / "libQnnHtpV73Skel.so").write_bytes(elf(0xA4))
+    return tmp_path
+
+
+def nothing_is_probed(backend):
+    pytest.fail(f"{backend} would only say again what is wrong")
+
+
+def test_libraries_that_are_all_there_are_one_line(libraries):
     finding = found(X86)["QNN libraries"]
-    assert finding.status == "wrong"
-    assert "libQnnHtp.so" in finding.found and "machine 0xf3" in finding.found
-    (tmp_path / "libQnnHtp.so").unlink()
-    assert "there are none" in found(X86)["QNN libraries"].found
+    assert finding.status == "ok"
+    assert finding.found.startswith("4 for ")
+
+
+@pytest.mark.parametrize("name", ["libprovider.so", "libQnnHtp.so", "libQnnSystem.so"])
+def test_a_missing_library_is_told_once_with_its_fix(libraries, name):
+    (libraries / name).unlink()
+    findings = list(diagnose(X86, nothing_is_probed))
+    wrong = [finding for finding in findings if finding.status == "wrong"]
+    assert [finding.name for finding in wrong] == ["QNN libraries"]
+    assert wrong[0].found == f"the QNN library {libraries / name} is missing"
+    assert wrong[0].fix == "reinstall it with `pip install --force-reinstall onnxruntime-qnn`"
+    lines = [f"{finding.found}: {finding.fix}" for finding in findings]
+    assert sum("pip install" in line for line in lines) == 1
+
+
+def test_every_library_that_does_not_fit_has_a_line_of_its_own(libraries):
+    (libraries / "libQnnHtp.so").write_bytes(elf(0xF3))
+    (libraries / "libQnnGpu.so").write_bytes(b"junk")
+    wrong = [one.found for one in diagnose(X86, nothing_is_probed) if one.status == "wrong"]
+    assert len(wrong) == 2
+    assert "libQnnHtp.so is for ELF machine 0xf3" in wrong[0]
+    assert "libQnnGpu.so is damaged" in wrong[1]
+
+
+def test_a_version_that_does_not_fit_is_told_once_with_its_fix(libraries, monkeypatch):
+    monkeypatch.setattr(
+        versions, "installed_version", {"onnxruntime": "1.32.0", "onnxruntime-qnn": "2.3.1"}.get
+    )
+    findings = list(diagnose(X86, nothing_is_probed))
+    (wrong,) = [finding for finding in findings if finding.status == "wrong"]
+    assert wrong.found == "2.3.1, needed is >=2.4,<3"
+    assert wrong.fix == "pip install 'onnxruntime-qnn>=2.4,<3'"
 
 
 def test_a_backend_that_crashes_or_hangs_harms_only_its_own_process(monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 
 from omnidraft_npu.errors import DeviceError
 from omnidraft_npu.qnn import installation, versions
-from omnidraft_npu.qnn.installation import find_installation, library_problem
+from omnidraft_npu.qnn.installation import Installation, find_installation, library_problem
 from omnidraft_npu.qnn.libraries import is_loadable, machine_of, process_machine
 from omnidraft_npu.qnn.this_chip import chip_in
 from omnidraft_npu.qnn.versions import check_packages
@@ -73,9 +73,23 @@ def test_a_library_for_another_processor_is_named_with_what_to_do(tmp_path, monk
     for word in (str(foreign), "is for arm64", "for x86_64", "pip install"):
         assert word in problem
     assert "damaged" in str(library_problem(broken))
-    assert "No such file" in str(library_problem(tmp_path / "missing.so"))
+    assert "missing.so is missing: reinstall" in str(library_problem(tmp_path / "missing.so"))
     (tmp_path / "good.so").write_bytes(elf(0x3E))
     assert library_problem(tmp_path / "good.so") is None
+
+
+@pytest.mark.parametrize("name", ["libprovider.so", "libQnnHtp.so", "libQnnSystem.so"])
+def test_each_library_that_this_process_loads_is_missed(tmp_path, monkeypatch, name):
+    found = Installation(provider=tmp_path / "libprovider.so", htp=tmp_path / "libQnnHtp.so")
+    monkeypatch.setattr(installation, "process_machine", lambda: "x86_64")
+    monkeypatch.setattr(installation, "check_packages", list)
+    monkeypatch.setattr(installation, "installed_libraries", lambda: found)
+    for library in found.libraries:
+        library.write_bytes(elf(0x3E))
+    assert find_installation() == found
+    (tmp_path / name).unlink()
+    with pytest.raises(DeviceError, match=rf"{name} is missing: reinstall"):
+        find_installation()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..errors import DeviceError
 from .binary import installed_qnn_version
-from .installation import installed_libraries, library_problem
+from .installation import Installation, installed_libraries, library_problem
 from .libraries import machine_of, process_machine
 from .probe import BACKENDS, Probe, probe_backend
 from .this_chip import find_this_chip
@@ -90,16 +90,21 @@ def diagnose(
     if packages[1].installed is None:
         return
     try:
-        libraries = _library_folder()
+        installation = installed_libraries()
     except DeviceError as error:
         found, _, fix = str(error).rpartition(": ")
         yield Finding(name="onnxruntime-qnn", status="wrong", found=found, fix=fix)
         return
-    yield from _libraries(libraries)
+    libraries = list(_libraries(installation))
+    yield from libraries
+    if any(p.problem for p in packages) or any(one.status == "wrong" for one in libraries):
+        found = "none was tried, for what is wrong above would only be said again"
+        yield Finding(name="backends", status="note", found=found)
+        return
     probes = [probe(backend) for backend in BACKENDS]
     for one in probes:
         yield _backend(one)
-    yield from _npu(host, probes[0], libraries)
+    yield from _npu(host, probes[0], installation.htp.parent)
 
 
 def _python(host: Host) -> Finding:
@@ -114,26 +119,17 @@ def _python(host: Host) -> Finding:
     return Finding(name="python", status="ok", found=found)
 
 
-def _library_folder() -> Path:
-    return installed_libraries().htp.parent
-
-
-def _libraries(folder: Path) -> Iterator[Finding]:
-    """Those for this process that do not fit it, or one line for all that do."""
+def _libraries(installation: Installation) -> Iterator[Finding]:
+    """Those that are missing or do not fit this process, or one line for all where all do."""
+    folder = installation.htp.parent
     names = [path for pattern in ("*.so", "*.dll") for path in sorted(folder.glob(pattern))]
-    own = [path for path in names if _machine(path) != "hexagon"]
+    own = dict.fromkeys(installation.libraries)
+    own |= dict.fromkeys(path for path in names if _machine(path) != "hexagon")
     wrong = [problem for path in own if (problem := library_problem(path)) is not None]
     for problem in wrong:
         found, _, fix = problem.rpartition(": ")
         yield Finding(name="QNN libraries", status="wrong", found=found, fix=fix)
-    if not own:
-        yield Finding(
-            name="QNN libraries",
-            status="wrong",
-            found=f"there are none in {folder}",
-            fix="pip install --force-reinstall onnxruntime-qnn",
-        )
-    elif not wrong:
+    if not wrong:
         found = f"{len(own)} for {process_machine()} in {folder}, QNN {installed_qnn_version()}"
         yield Finding(name="QNN libraries", status="ok", found=found)
 

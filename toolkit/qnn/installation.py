@@ -18,9 +18,14 @@ class Installation:
     """The backend of the Hexagon tensor processor; on x86_64 it simulates one."""
 
     @property
+    def system(self) -> Path:
+        """What reads context binaries; onnxruntime names it only in its log when it is missing."""
+        return self.htp.with_name(self.htp.name.replace("Htp", "System"))
+
+    @property
     def libraries(self) -> tuple[Path, ...]:
         """All that this process itself loads."""
-        return self.provider, self.htp
+        return self.provider, self.htp, self.system
 
 
 def is_simulator_host() -> bool:
@@ -70,6 +75,8 @@ def library_problem(library: Path) -> str | None:
     fix = "reinstall it with `pip install --force-reinstall onnxruntime-qnn`"
     try:
         machine = machine_of(library)
+    except FileNotFoundError:
+        return f"the QNN library {library} is missing: {fix}"
     except OSError as error:
         return f"the QNN library {library} cannot be read ({error.strerror}): {fix}"
     if machine is None:

@@ -70,7 +70,8 @@ def _try_backend(backend: str) -> dict[str, Any]:
         installation = find_installation()
         every = qnn_devices(installation)
     except DeviceError as error:
-        return {"is_working": False, "answer": str(error), "devices": []}
+        found = str(error).rpartition(": ")[0]  # what follows is what to do, or to ask doctor
+        return {"is_working": False, "answer": found, "devices": []}
     kinds = {str(device.device.type).rpartition(".")[2]: device for device in every}
     wanted = {"htp": "NPU", "gpu": "GPU", "cpu": "CPU"}[backend]
     ep_devices = tuple(d for d in every if d is kinds.get(wanted)) or every
