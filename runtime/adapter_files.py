@@ -117,6 +117,9 @@ def read_adapter(path: Path, key: AdapterKey) -> dict[str, npt.NDArray[np.float3
     made_for = (adapter.get_model_version(), adapter.get_adapter_version())
     for what, found, mine in zip(_MARKED, made_for, key.marks, strict=True):
         if found not in (_UNKNOWN, mine):
-            raise BundleError(f"{path} was made for another {what} than this bundle's")
+            raise BundleError(
+                f"{path} was made for another {what} than this bundle's: learn or import it there "
+                "(for the same drafter in another precision, export it as a PEFT folder)"
+            )
     check_tensors(tensors, str(path))
     return tensors

@@ -8,108 +8,157 @@ Source:
     The files that peft 0.21 writes.
 """
 
-import json
 import math
 import re
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from omnidraft_npu.errors import BundleError
-from omnidraft_npu.files import atomic_path, write_json
+from omnidraft_npu.files import write_json, write_safetensors
 from omnidraft_npu.lora import MODULES, Side, lora_name
 
-Tensors = Mapping[str, npt.NDArray[np.float32]]
+from .adapter_files import HEAD_PREFIX, AdapterKey, Tensors, check_tensors
+from .peft_config import CONFIG, read_peft_config
+from .safetensors_arrays import read_arrays
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+Floats = npt.NDArray[np.float32]
+
+WEIGHTS = "adapter_model.safetensors"
+HEAD = "acceptance_head.safetensors"
+"""Which PEFT does not read."""
+
+_MARK = "omnidraft_npu."
 _OURS = re.compile(r"lora\.layers\.(\d+)\.(\w+)\.([AB])")
 _THEIRS = re.compile(
     r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])\.weight"
 )
-_FOREIGN = {
-    "use_dora": "DoRA's magnitudes",
-    "modules_to_save": "whole modules",
-    "rank_pattern": "different ranks",
-    "alpha_pattern": "different scales",
-    "layer_replication": "repeated layers",
-    "fan_in_fan_out": "turned weights",
-}
-"""Settings of `adapter_config.json` that need what the graphs do not have."""
 
 
-def write_peft(folder: Path, tensors: Tensors, *, rank: int, base_model: str) -> None:
-    """Write an adapter as PEFT would.
+@dataclass(frozen=True, kw_only=True)
+class PeftAdapter:
+    """An adapter that was read, and what it says of itself."""
+
+    tensors: dict[str, npt.NDArray[np.float32]]
+    """By graph input, and those of the acceptance head where the folder has one."""
+    base_model: str
+    """What it was trained on, a hub id or a path; empty if it does not say."""
+    rank: int
+
+
+def write_peft(
+    folder: Path, tensors: Tensors, *, key: AdapterKey, drafter: str, base_model: str | None = None
+) -> None:
+    """Write an adapter as PEFT would, and the acceptance head in a file of its own beside it.
 
     Args:
         folder: Made if absent.
-        tensors: By graph input (`omnidraft_npu.lora.lora_name`).
-        rank: Of the adapter.
-        base_model: What the adapter is for: a hub id or a path.
+        tensors: By graph input (`omnidraft_npu.lora.lora_name`), and those of the head.
+        key: What the adapter is for.
+        drafter: Where the drafter came from, as the manifest has it: exports of it in another
+            precision can take the adapter too.
+        base_model: What PEFT loads it on, a hub id or a path; None for `drafter`.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    from safetensors.numpy import save_file
-
-    theirs = {}
+    theirs, head = {}, {}
+    modules = set()
     for name, tensor in tensors.items():
+        if name.startswith(HEAD_PREFIX):
+            head[name] = tensor
+            continue
         layer, module, side = _parse(name)
+        modules.add(module)
         block = "self_attn" if module[0] in "qkvo" else "mlp"
         at = f"base_model.model.model.layers.{layer}.{block}.{module}.lora_{side}.weight"
         theirs[at] = np.ascontiguousarray(tensor.T)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model,
-        "r": rank,
-        "lora_alpha": rank,
+        "base_model_name_or_path": base_model or drafter,
+        "r": key.rank,
+        "lora_alpha": key.rank,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
-        "target_modules": sorted({_parse(name)[1] for name in tensors}),
+        "target_modules": sorted(modules),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic_path(folder / _WEIGHTS) as temporary:
-        save_file(theirs, temporary, {"format": "pt"})
-    write_json(folder / _CONFIG, config)
+    write_safetensors(folder / WEIGHTS, theirs, {"format": "pt", **_marks(key, drafter)})
+    (folder / HEAD).unlink(missing_ok=True)
+    if head:
+        write_safetensors(folder / HEAD, head, {"format": "pt"})
+    write_json(folder / CONFIG, config)
 
 
-def read_peft(folder: Path, *, rank: int) -> dict[str, npt.NDArray[np.float32]]:
-    """An adapter that PEFT wrote, as tensors by graph input.
+def read_peft(folder: Path, *, key: AdapterKey, drafter: str) -> PeftAdapter:
+    """An adapter that PEFT wrote.
 
-    A smaller rank than the graph's is filled up with zeros, which changes nothing.
+    A smaller rank than the graph's is filled up: the rest of A is random, so that it can be
+    learned, and that of B zero, so that nothing changes.
 
     Args:
         folder: with ``adapter_config.json`` and ``adapter_model.safetensors``.
-        rank: Of the graph's LoRA inputs.
+        key: Of the bundle's drafter and target.
+        drafter: As for `write_peft`; what that made for another is refused, other tools do not
+            say.
 
     Raises:
-        BundleError: a file is missing or damaged, the rank is too large, or the adapter needs
-            what the graphs do not have.
+        BundleError: a file is missing or damaged, the rank is too large, the adapter needs
+            what the graphs do not have, or is for another drafter or target.
     """
-    config = _read_config(folder)
+    config = read_peft_config(folder)
     found = config["r"]
-    if found > rank:
+    if found > key.rank:
         raise BundleError(
-            f"{folder} has rank {found}, the drafter was exported with {rank}: export it again "
-            f"with --lora-rank {found}"
+            f"{folder} has rank {found}, the drafter was exported with {key.rank}: export it "
+            f"again with --lora-rank {found}"
         )
     scale = config["lora_alpha"] / (math.sqrt(found) if config.get("use_rslora") else found)
+    weights, metadata = read_arrays(folder / WEIGHTS)
+    for name, mine in _marks(key, drafter).items():
+        if (its := metadata.get(name, mine)) != mine:
+            what = name.removeprefix(_MARK)
+            raise BundleError(
+                f"{folder} was made for the {what} {its[:64]}, this bundle has {mine[:64]}: import "
+                "it into a bundle of that one"
+            )
     tensors = {}
-    for name, tensor in _read_weights(folder).items():
+    for name, tensor in weights.items():
         match = _THEIRS.fullmatch(name)
         if match is None or match[2] not in MODULES:
             raise BundleError(f"{folder} adapts {name}, which the graphs cannot")
         side: Side = "A" if match[3] == "A" else "B"
-        factor = tensor.astype(np.float32).T * np.float32(scale if side == "B" else 1.0)
-        if factor.shape[side == "A"] != found:
+        factor = tensor.T * np.float32(scale if side == "B" else 1.0)
+        if factor.ndim != 2 or factor.shape[side == "A"] != found:
             raise BundleError(f"{folder} has {name} of another rank than its r of {found}")
-        missing = ((0, 0), (0, rank - found)) if side == "A" else ((0, rank - found), (0, 0))
-        tensors[lora_name(int(match[1]), match[2], side)] = np.pad(factor, missing)
-    return tensors
+        tensors[lora_name(int(match[1]), match[2], side)] = _filled_up(factor, side, key.rank)
+    if (folder / HEAD).exists():
+        tensors |= read_arrays(folder / HEAD)[0]
+    check_tensors(tensors, str(folder))
+    base_model = str(config.get("base_model_name_or_path") or "")
+    return PeftAdapter(tensors=tensors, base_model=base_model, rank=found)
+
+
+def _marks(key: AdapterKey, drafter: str) -> dict[str, str]:
+    """What the file says of its pair besides what PEFT knows."""
+    return {
+        f"{_MARK}drafter": drafter,
+        f"{_MARK}target tokenizer": key.target_tokenizer_sha256,
+    }
+
+
+def _filled_up(factor: Floats, side: Side, rank: int) -> Floats:
+    """``[in, rank]`` or ``[rank, out]`` from a factor of a rank that may be smaller."""
+    missing = rank - factor.shape[side == "A"]
+    if side == "B":
+        return np.pad(factor, ((0, missing), (0, 0)))
+    num_in = len(factor)
+    more = np.random.default_rng(0).normal(scale=num_in**-0.5, size=(num_in, missing))
+    return np.concatenate([factor, more.astype(np.float32)], axis=1)
 
 
 def _parse(name: str) -> tuple[int, str, str]:
@@ -117,35 +166,3 @@ def _parse(name: str) -> tuple[int, str, str]:
     if match is None:
         raise ValueError(f"{name!r} is no LoRA tensor")
     return int(match[1]), match[2], match[3]
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / _CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise BundleError(
-            f"{path} cannot be read ({error}): give a folder that PEFT's save_pretrained wrote"
-        ) from error
-    if kind != "LORA" or not isinstance(rank, int) or rank < 1:
-        raise BundleError(f"{path} is for {kind} of rank {rank!r}, only LORA can be imported")
-    if not isinstance(alpha, int | float):
-        raise BundleError(f"{path} has lora_alpha {alpha!r}, which is no number")
-    for key, what in _FOREIGN.items():
-        if config.get(key):
-            raise BundleError(f"{path} sets {key}: {what} cannot be imported")
-    if config.get("bias", "none") != "none":
-        raise BundleError(f"{path} trains biases ({config['bias']}), which cannot be imported")
-    return dict(config)
-
-
-def _read_weights(folder: Path) -> dict[str, npt.NDArray[Any]]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    path = folder / _WEIGHTS
-    try:
-        return dict(load_file(path))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise BundleError(f"{path} cannot be read ({error}): save the adapter again") from error

@@ -1,0 +1,56 @@
+"""`adapter_config.json` of a PEFT folder: what of it the graphs can have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omnidraft_npu.errors import BundleError
+
+CONFIG = "adapter_config.json"
+
+_FOREIGN = {
+    "use_dora": "DoRA's magnitudes",
+    "modules_to_save": "whole modules",
+    "rank_pattern": "different ranks",
+    "alpha_pattern": "different scales",
+    "layer_replication": "repeated layers",
+    "fan_in_fan_out": "turned weights",
+    "alora_invocation_tokens": "adapters for a part of the text",
+    "use_qalora": "pooled inputs",
+}
+"""Settings that need what the graphs do not have."""
+
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+"""Ways to start that leave an adapter for other weights than the original model's."""
+
+
+def read_peft_config(folder: Path) -> dict[str, Any]:
+    """What the config says, where an adapter of its kind can be imported.
+
+    Raises:
+        BundleError: it is missing, damaged or of another kind of adapter; names the setting.
+    """
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BundleError(
+            f"{path} cannot be read ({error}): give a folder that PEFT's save_pretrained wrote"
+        ) from error
+    if kind != "LORA" or not isinstance(rank, int) or rank < 1:
+        raise BundleError(f"{path} is for {kind} of rank {rank!r}, only LORA can be imported")
+    if not isinstance(alpha, int | float):
+        raise BundleError(f"{path} has lora_alpha {alpha!r}, which is no number")
+    for key, what in _FOREIGN.items():
+        if config.get(key):
+            raise BundleError(f"{path} sets {key}: {what} cannot be imported")
+    start = str(config.get("init_lora_weights", True)).lower()
+    if start.startswith(_CHANGES_BASE):
+        raise BundleError(
+            f"{path} has init_lora_weights {start}, which changes the drafter's own weights: save "
+            "it with path_initial_model_for_weight_conversion, which makes it a plain adapter"
+        )
+    if config.get("bias", "none") != "none":
+        raise BundleError(f"{path} trains biases ({config['bias']}), which cannot be imported")
+    return dict(config)

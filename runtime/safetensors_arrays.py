@@ -1,0 +1,37 @@
+"""Arrays of a safetensors file in float32, bfloat16 included, which numpy does not have."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from omnidraft_npu.errors import BundleError
+
+_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+
+
+def read_arrays(path: Path) -> tuple[dict[str, npt.NDArray[np.float32]], dict[str, str]]:
+    """Arrays by name, and the file's metadata.
+
+    Raises:
+        BundleError: it cannot be read, or holds another type.
+    """
+    from safetensors import SafetensorError, deserialize, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            metadata = file.metadata() or {}
+        entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+        return {name: _array(entry) for name, entry in entries}, metadata
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise BundleError(f"{path} cannot be read ({error}): save the adapter again") from error
+
+
+def _array(entry: dict[str, Any]) -> npt.NDArray[np.float32]:
+    if entry["dtype"] not in _TYPES:
+        raise ValueError(f"its type is {entry['dtype']}")
+    array = np.frombuffer(entry["data"], _TYPES[entry["dtype"]]).reshape(entry["shape"])
+    if entry["dtype"] == "BF16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
