@@ -1,6 +1,8 @@
 import struct
 import sys
+from pathlib import Path
 
+import onnxruntime
 import pytest
 
 from omnidraft_npu.errors import DeviceError
@@ -49,8 +51,6 @@ def test_the_machine_type_is_read_from_the_header(tmp_path, content, machine):
 
 
 def test_this_python_is_of_the_process_s_own_type():
-    from pathlib import Path
-
     assert machine_of(Path(sys.executable).resolve()) == process_machine()
 
 
@@ -76,6 +76,15 @@ def test_a_library_for_another_processor_is_named_with_what_to_do(tmp_path, monk
     assert "missing.so is missing: reinstall" in str(library_problem(tmp_path / "missing.so"))
     (tmp_path / "good.so").write_bytes(elf(0x3E))
     assert library_problem(tmp_path / "good.so") is None
+
+
+def test_a_library_that_was_copied_in_part_is_damaged_and_not_loaded(tmp_path):
+    """The loader does not look: it dies of a bus error where the file ends."""
+    whole = Path(onnxruntime.capi.onnxruntime_pybind11_state.__file__)
+    cut = tmp_path / "libQnnHtp.so"
+    cut.write_bytes(whole.read_bytes()[:-1])
+    assert "libQnnHtp.so is damaged, it is cut short: reinstall" in str(library_problem(cut))
+    assert library_problem(whole) is None
 
 
 @pytest.mark.parametrize("name", ["libprovider.so", "libQnnHtp.so", "libQnnSystem.so"])

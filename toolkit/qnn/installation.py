@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DeviceError
-from .libraries import is_loadable, machine_of, process_machine
+from .libraries import is_cut_short, is_loadable, machine_of, process_machine
 from .versions import check_packages
 
 
@@ -87,4 +87,6 @@ def library_problem(library: Path) -> str | None:
             f"the QNN library {library} is for {machine}, this Python is for {process}: "
             f"use a Python for {machine}, or {fix}"
         )
+    if is_cut_short(library):
+        return f"the QNN library {library} is damaged, it is cut short: {fix}"
     return None

@@ -31,6 +31,22 @@ def machine_of(path: Path) -> str | None:
     return None
 
 
+def is_cut_short(path: Path) -> bool:
+    """Whether a 64-bit ELF file ends before its table of sections does; loading one crashes.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(64)
+        if head[:5] != b"\x7fELF\x02" or len(head) < 64:
+            return False
+        order = ">" if head[5] == 2 else "<"
+        (start,) = struct.unpack_from(f"{order}Q", head, 40)
+        size, count = struct.unpack_from(f"{order}2H", head, 58)
+        return bool(file.seek(0, 2) < start + size * count)
+
+
 def process_machine() -> str:
     """What this process can load: the machine type that its Python was built for."""
     name = sysconfig.get_platform().rpartition("-")[2].lower()
