@@ -121,6 +121,13 @@ def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> Ope
                 )
             paths |= compiled
         pieces.append(paths)
+    if htp.is_accurate is False:
+        logger.warning(
+            "the NPU's graphs of %s lose more than their recipe may; `omnidraft-npu inspect %s` "
+            "shows what: export with another --htp-precision or --calibration",
+            entry.name,
+            bundle.root,
+        )
     model = StaticModel.open(
         pieces,
         lambda path: open_qnn_session(path, soc_model=chip.soc_model, simulate=config.simulate),

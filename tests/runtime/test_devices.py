@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,16 @@ def test_auto_takes_the_npu_where_there_is_one(bundle, npu, caplog):
         assert model.graph.context_length == CONTEXT
         assert model.precision == "fp16"
     assert len(npu.opened) == 2 * len(LENGTHS)
+
+
+def test_graphs_that_lose_more_than_they_may_are_told(bundle, npu, tmp_path, caplog):
+    root = shutil.copytree(bundle, tmp_path / "bundle")
+    document = json.loads((root / "manifest.json").read_text())
+    document["drafter"]["htp"]["is_accurate"] = False
+    (root / "manifest.json").write_text(json.dumps(document))
+    open_pair(root, devices=DeviceConfig(soc="x-elite"))
+    assert caplog.text.count("lose more than their recipe may") == 1
+    assert f"of tiny lose more than their recipe may; `omnidraft-npu inspect {root}`" in caplog.text
 
 
 def test_auto_without_npu_runs_on_the_cpu_and_says_why_once(bundle, npu):
@@ -279,8 +290,6 @@ def test_the_simulator_says_which_chips_it_does_not_know(bundle, npu):
 
 
 def test_a_model_without_any_graph_that_can_run_names_both_reasons(bundle, npu, tmp_path):
-    import shutil
-
     root = shutil.copytree(bundle, tmp_path / "bundle")
     document = json.loads((root / "manifest.json").read_text())
     for entry in (document["drafter"], *document["targets"].values()):

@@ -55,6 +55,9 @@ def _show(bundle: Bundle) -> None:
     for _, model in models:
         if model.htp is not None:
             click.echo(f"{model.name} on the NPU: {_htp_text(model.htp)}")
+            calibration = model.htp.calibration or "nothing: its activations are floats"
+            click.echo(f"  calibrated on {calibration}")
+            click.echo(f"  quantisation: {_quality_text(model.htp)}")
     total = sum(entry.size for entry in manifest.files.values())
     click.echo(
         f"{len(manifest.files)} files, {size_text(total)}, written by "
@@ -63,7 +66,7 @@ def _show(bundle: Bundle) -> None:
 
 
 def _htp_text(htp: HtpEntry) -> str:
-    """Lengths, chips and what the recipe costs, in one line."""
+    """Lengths and chips, in one line."""
     first = htp.pieces()[0]
     parts = [f"{htp.precision} graphs of {', '.join(first.graphs)} tokens"]
     if htp.parts:
@@ -73,15 +76,35 @@ def _htp_text(htp: HtpEntry) -> str:
         parts.append(f"compiled for {', '.join(first.compiled)} by QNN {htp.qnn_version}")
         if not htp.loads_on_simulator:
             parts[-1] += ", not loadable on the simulator"
-    if htp.calibration:
-        parts.append(f"calibrated on {htp.calibration}")
-    parts += [
-        f"{name.replace('_', ' ')} {htp.report[name]:.4g}"
-        for name in ("relative_error", "top_1_agreement", "float_perplexity", "perplexity")
-        if name in htp.report
-    ]
-    if htp.is_accurate is False:
-        parts.append("loses more than its recipe should")
+    return "; ".join(parts)
+
+
+_ACCURACY = {
+    True: "accurate, within the bounds of its recipe",
+    False: "NOT accurate, outside the bounds of its recipe",
+    None: "not measured",
+}
+_WORST_LAYER = "error_after_layer_"
+
+
+def _quality_text(htp: HtpEntry) -> str:
+    """What the recipe costs and whether that is within its bounds, in one line."""
+    report, parts = htp.report, [_ACCURACY[htp.is_accurate]]
+    if {"perplexity", "float_perplexity"} <= report.keys():
+        rise = report["perplexity"] / report["float_perplexity"] - 1
+        parts.append(
+            f"perplexity {report['perplexity']:,.2f} where floats have "
+            f"{report['float_perplexity']:,.2f} ({100 * rise:+.1f} %)"
+        )
+    if "top_1_agreement" in report:
+        tokens = f" of {report['tokens']:,} tokens" if "tokens" in report else ""
+        parts.append(f"the same first choice after {100 * report['top_1_agreement']:.1f} %{tokens}")
+    if "relative_error" in report:
+        parts.append(f"relative error of the logits {report['relative_error']:.3f}")
+    worst = [name for name in report if name.startswith(_WORST_LAYER)]
+    if worst:
+        layers = (f"{name.removeprefix(_WORST_LAYER)} ({report[name]:.3f})" for name in worst)
+        parts.append(f"it grows most over layers {', '.join(layers)}")
     return "; ".join(parts)
 
 
