@@ -1,6 +1,7 @@
 """Random toy pairs of drafter and target for exact laws."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -22,7 +23,7 @@ from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.vocabulary import Role, Vocabulary
 from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
 from omnidraft_npu.drafting import ModelDrafter
-from omnidraft_npu.proposal import Proposal, Rule
+from omnidraft_npu.proposal import Proposal, Rule, Stop
 from omnidraft_npu.sampling import Draw
 
 NUM_PIECES = 5
@@ -149,7 +150,9 @@ class PointProposer:
     def observe(self, token_ids: Sequence[int]) -> None:
         self.context += token_ids
 
-    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
+    def propose(
+        self, max_draft_tokens: int, draw: Draw | None = None, control: object = None
+    ) -> Proposal:
         rng = np.random.Generator(np.random.PCG64([len(self.context), *self.context]))
         tokens = rng.integers(0, NUM_TOKENS, rng.integers(0, max_draft_tokens + 1))
         return Proposal(token_ids=tuple(tokens.tolist()))
@@ -169,10 +172,12 @@ class MixedProposer(PointProposer):
         super().observe(token_ids)
         self.model.observe(token_ids)
 
-    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
+    def propose(
+        self, max_draft_tokens: int, draw: Draw | None = None, control: object = None
+    ) -> Proposal:
         if sum(self.context) % 3 == 0:
             return super().propose(max_draft_tokens, draw)
-        drafted = self.model.propose(max_draft_tokens, draw)
+        drafted = self.model.propose(max_draft_tokens, draw, control)
         if sum(self.context) % 3 == 1:
             return drafted
         first = (sum(self.context) + 1) % NUM_TOKENS
@@ -181,12 +186,67 @@ class MixedProposer(PointProposer):
         )
 
 
+class LawStops:
+    """Ends drafting by what the drafter's laws so far look like: before a pass, or a draw."""
+
+    def __init__(self) -> None:
+        self._seen = 1
+
+    def before_pass(self) -> Stop | None:
+        return "cost" if self._seen % 3 == 0 else None
+
+    def before_draw(self, logits: np.ndarray, hidden: object) -> Stop | None:
+        self._seen = hash((self._seen, *logits.tolist()))
+        return "cost" if self._seen % 4 == 0 else None
+
+
+class StoppedProposer:
+    """A proposer whose rounds end by `LawStops`."""
+
+    def __init__(self, proposer: ModelDrafter) -> None:
+        self._proposer = proposer
+        self.begin, self.observe = proposer.begin, proposer.observe
+        self.stops: set[Stop] = set()
+
+    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
+        proposal = self._proposer.propose(max_draft_tokens, draw, LawStops())
+        self.stops.add(proposal.stop)
+        return proposal
+
+
+class PickyProposer(StoppedProposer):
+    """Leaves out the last token of a draft for what it is, which is a bug."""
+
+    def propose(self, max_draft_tokens: int, draw: Draw | None = None) -> Proposal:
+        proposal = self._proposer.propose(max_draft_tokens, draw)
+        if not proposal.token_ids or proposal.token_ids[-1] % 2:
+            return proposal
+        return replace(
+            proposal,
+            token_ids=proposal.token_ids[:-1],
+            walk=proposal.walk[: len(proposal.token_ids) - 1],
+        )
+
+
 def distance(
-    pair: ToyPair, mode: str, k: int, *, num_tokens: int = 2, max_thinned: int = 0
+    pair: ToyPair,
+    mode: str,
+    k: int,
+    *,
+    num_tokens: int = 2,
+    max_thinned: int = 0,
+    wrap: Callable[[ModelDrafter], StoppedProposer] | None = None,
 ) -> Fraction:
     """Total variation of drafted from plain decoding in one toy pair."""
+    make = getattr(pair, mode)
     with exact_arithmetic(max_thinned):
-        drafted = law_of_tokens(getattr(pair, mode), pair.target, [0], k, num_tokens)
+        drafted = law_of_tokens(
+            make if wrap is None else lambda context: wrap(make(context)),
+            pair.target,
+            [0],
+            k,
+            num_tokens,
+        )
     return total_variation(drafted, law_of_target(pair.target, [0], num_tokens))
 
 

@@ -30,7 +30,7 @@ class PlaceAcceptance:
         self._reserve(num)
         weight = _GUESS_WEIGHT
         together = (self._accepted.sum() + weight * self._guess) / (self._tested.sum() + weight)
-        found = (self._accepted + weight * together) / (self._tested + weight)
+        found: Floats = (self._accepted + weight * together) / (self._tested + weight)
         return found[:num]
 
     def observe(self, num_accepted: int, num_tested: int) -> None:

@@ -9,7 +9,7 @@ from exact_laws import (
     exact_law,
     law_of_tokens,
 )
-from toy_drafting import NUM_TOKENS, ToyPair, conversation_distance, distance
+from toy_drafting import NUM_TOKENS, StoppedProposer, ToyPair, conversation_distance, distance
 
 from omnidraft_npu import sampling
 from omnidraft_npu.sampling import sample
@@ -25,6 +25,28 @@ def test_drafted_tokens_have_exactly_the_law_of_the_target(mode, k):
     num_tokens = 1 if mode == "text" and k > 1 else 2
     for seed in range(num_pairs[k]):
         assert distance(ToyPair(seed), mode, k, num_tokens=num_tokens) == 0, seed
+
+
+@pytest.mark.parametrize("mode", [mode for mode in LOSSLESS if mode != "point"])
+@pytest.mark.parametrize("k", [2, 3])
+def test_drafts_that_end_by_what_was_drafted_leave_the_law_alone(mode, k):
+    """The rule of an adapted draft length: it sees laws of pieces drawn so far, never the target.
+
+    The random ends must be there, or this is the test above once more.
+    """
+    num_pairs = {"plain": {2: 4, 3: 2}, "text": {2: 6, 3: 3}}.get(mode, {2: 16, 3: 8})[k]
+    stops = set()
+
+    def stopped(proposer):
+        wrapped = StoppedProposer(proposer)
+        wrapped.stops = stops
+        return wrapped
+
+    for seed in range(num_pairs):
+        pair = ToyPair(seed)
+        num_tokens = 1 if mode == "text" else 2
+        assert distance(pair, mode, k, num_tokens=num_tokens, wrap=stopped) == 0, seed
+    assert {"cost", "budget"} <= stops
 
 
 @pytest.mark.parametrize("max_thinned", [1, 2])

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from toy_drafting import ToyPair, conversation_distance, distance
+from toy_drafting import PickyProposer, ToyPair, conversation_distance, distance
 
 from omnidraft_npu import speculative, verification
 from omnidraft_npu.bridge.trie import SpellingTrie
@@ -36,6 +36,13 @@ def test_without_a_bug_the_law_is_exact():
 def test_a_doubled_acceptance_ratio_is_noticed(monkeypatch):
     rewrite(monkeypatch, verification, "walked_token", "< branch_mass", "< 2 * branch_mass")
     assert not is_exact()
+
+
+@pytest.mark.parametrize("mode", ["full", "plain"])
+def test_a_draft_that_is_left_out_for_what_it_is_is_noticed(mode):
+    """An adapted draft length must not look at the piece whose drawing it decides on."""
+    distances = [distance(ToyPair(seed), mode, 2, wrap=PickyProposer) for seed in range(6)]
+    assert any(distances)
 
 
 @pytest.mark.parametrize("mode", ["point", "text"])
