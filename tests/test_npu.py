@@ -15,7 +15,7 @@ from simulated_htp import open_simulated, relative_error
 from static_graphs import write_static_decoder
 
 from omnidraft_npu.config import DecodeConfig, DeviceConfig
-from omnidraft_npu.errors import ConfigError, DeviceError
+from omnidraft_npu.errors import BundleError, ConfigError, DeviceError
 from omnidraft_npu.qnn.provider import QNN_PROVIDER, open_qnn_session, placement
 from omnidraft_npu.runtime.opened_pair import open_pair
 from omnidraft_npu.runtime.providers import open_cpu_session
@@ -197,7 +197,7 @@ def test_a_damaged_binary_is_to_be_exported_again(bundle, tmp_path):
     made = shutil.copytree(bundle / "drafter/htp/x-elite", tmp_path / "x-elite")
     binary = made / "length_4_ctx_qnn.bin"
     binary.write_bytes(binary.read_bytes()[:-4096])
-    with pytest.raises(DeviceError, match=r"EpContext.*export the bundle again"):
+    with pytest.raises(BundleError, match=r"EpContext.*export the bundle again"):
         open_qnn_session(made / "length_4_ctx.onnx", soc_model=60, simulate=True)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 QNN_PROVIDER = "QNNExecutionProvider"
+_CONTEXT_BINARY = "EpContext"
+"""What onnxruntime says where a context binary is at fault."""
 _ERRORS, _FATAL_ONLY = 3, 4
 """Errors come as exceptions; the log would tell each one three times more, in colour."""
 
@@ -91,7 +93,7 @@ def open_qnn_session(
 
     Raises:
         DeviceError: there is no device, or a node of the graph cannot run on it.
-        BundleError: the file is missing.
+        BundleError: the file is missing, or holds a context binary that QNN does not load.
         ConfigError: an option that QNN would ignore.
     """
     if not path.is_file():
@@ -104,7 +106,8 @@ def open_qnn_session(
     try:
         session = open_on(device, path, chosen, {"session.disable_cpu_ep_fallback": "1", **config})
     except Exception as error:
-        raise DeviceError(
+        kind = BundleError if _CONTEXT_BINARY in str(error) else DeviceError
+        raise kind(
             f"{path} cannot be opened on QNN for soc_model {chosen['soc_model']}: "
             f"{_reason(error, path, device, chosen)}"
         ) from error
@@ -152,7 +155,7 @@ def open_on(
 def _reason(error: Exception, path: Path, device: HtpDevice, options: Mapping[str, str]) -> str:
     """Why a strict session failed: of a graph that QNN took in part, what it left."""
     said = str(error).splitlines()[0].rpartition(" : ")[2].rstrip(".")
-    if "EpContext" in said:
+    if _CONTEXT_BINARY in said:
         return f"{said}; export the bundle again with the onnxruntime-qnn that is installed here"
     if "fallback to CPU EP has been explicitly disabled" not in said:
         return f"{said}; `omnidraft-npu doctor` checks the device"
