@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from decoder_graphs import NUM_LOGITS, OPTIMUM, SHARED, Variant, write_decoder
+from decoder_graphs import NUM_LOGITS, OPTIMUM, RANK, SHARED, Variant, write_decoder
 from toy_vocabularies import toy_document
 
 from omnidraft_npu.bridge.pieces import PieceEncoder
@@ -94,6 +94,7 @@ def _write_model(
                 path=f"{folder}/cpu/model.onnx",
                 precision="fp32",
                 cache="shared" if model.variant.is_shared else "concat",
+                lora_rank=RANK if model.variant.has_lora else 0,
             )
         },
     )

@@ -38,6 +38,7 @@ class _Group(click.Group):
         "verify": "Check that drafting leaves the target's text alone.",
         "bench": "Measure acceptance and speed-up, task by task.",
         "inspect": "Show what is in a bundle.",
+        "adapters": "Show, move or erase what the drafter has learned.",
         "cache": "Show, join or shrink learned spellings.",
         "devices": "List the chips a bundle can be compiled for.",
         "doctor": "Check what of the NPU works on this machine.",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import BundleError, StateError
-from .files import remove_leftovers
+from .files import bytes_of, remove_leftovers
 from .locks import exclusive
 
 
@@ -60,3 +60,33 @@ def _state(bundle: Path, target_name: str) -> Path:
     if Path(target_name).name != target_name or target_name == "..":
         raise BundleError(f"the target's name {target_name!r} is a path: export the bundle again")
     return bundle / "state"
+
+
+def bytes_learned(bundle: Path, target_name: str) -> int:
+    """What adapters and examples of a target take on disk, leftovers of crashes included."""
+    return sum(bytes_of(path) for path in _learned(bundle, target_name) if path.is_file())
+
+
+def erase_learned(bundle: Path, target_name: str) -> None:
+    """Erase all adapters and examples of a target; call it within `learning`.
+
+    Raises:
+        StateError: something cannot be erased; the rest may be gone.
+    """
+    try:
+        for path in _learned(bundle, target_name):
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StateError(
+            f"{error.filename} cannot be erased ({error.strerror}): make it writable, and "
+            "forget again"
+        ) from error
+
+
+def _learned(bundle: Path, target_name: str) -> list[Path]:
+    """Everything in the two folders, and what is deeper first."""
+    folders = (replay_path(bundle, target_name), adapters_path(bundle, target_name))
+    return [path for folder in folders for path in sorted(folder.rglob("*"), reverse=True)]

@@ -1,0 +1,166 @@
+"""Adapters into a bundle and out of it: `.onnx_adapter` files and PEFT folders."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from omnidraft_npu.acceptance_head import PREFIX, AcceptanceHead
+from omnidraft_npu.bundle import Bundle
+from omnidraft_npu.errors import BundleError, ConfigError
+
+from .adapter_files import AdapterKey, read_adapter, write_adapter
+from .lora_inputs import fit_lora
+from .lora_trainer import new_adapter
+from .peft_files import read_peft, write_peft
+
+SUFFIX = ".onnx_adapter"
+
+_TAKE_HIDDEN = tuple(f".{part}_proj.A" for part in ("q", "k", "v", "gate", "up"))
+
+Shapes = dict[str, tuple[int, ...]]
+OwnTensors = dict[str, npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """An adapter that fits a bundle."""
+
+    tensors: OwnTensors
+    """All that the drafter takes, and those of the acceptance head if it came with one."""
+    origin: str
+    """Of the record: the file's kind and name."""
+    base_model: str
+    """What a PEFT folder says that it was trained on; else empty."""
+    num_new: int
+    """Tensors that it did not have, and that change nothing until they are learned."""
+
+    @property
+    def has_head(self) -> bool:
+        """Whether an acceptance head came with it."""
+        return any(name.startswith(PREFIX) for name in self.tensors)
+
+
+def lora_shapes(bundle: Bundle) -> Shapes:
+    """Shapes of the drafter's LoRA inputs by name.
+
+    Raises:
+        BundleError: it has none.
+    """
+    import onnx
+
+    drafter = bundle.manifest.drafter
+    graph = onnx.load(bundle.path(drafter.graphs["cpu"].path), load_external_data=False).graph
+    shapes = {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in graph.input
+        if value.name.startswith("lora.")
+    }
+    if not shapes:
+        raise BundleError(
+            f"the drafter {drafter.name} was exported without LoRA inputs, so it takes no "
+            "adapters: export the bundle again with --lora-rank"
+        )
+    return shapes
+
+
+def import_adapter(source: Path, bundle: Bundle, key: AdapterKey) -> Imported:
+    """Read an adapter and check that it fits a bundle's drafter.
+
+    Args:
+        source: An `.onnx_adapter` file or a PEFT folder.
+        bundle: The opened bundle.
+        key: Of the bundle's drafter and target.
+
+    Raises:
+        BundleError: it cannot be read, is for another drafter, target or rank, has tensors that
+            the drafter does not take, or values that are no numbers.
+    """
+    shapes = lora_shapes(bundle)
+    if not source.exists():
+        raise BundleError(
+            f"{source} does not exist: name an {SUFFIX} file, or a folder that PEFT saved"
+        )
+    base_model = ""
+    if source.is_dir():
+        read = read_peft(source, key=key, drafter=bundle.manifest.drafter.source)
+        tensors, base_model, kind = read.tensors, read.base_model, "PEFT"
+    else:
+        tensors, kind = read_adapter(source, key), SUFFIX.removeprefix(".")
+    return Imported(
+        tensors=_completed(tensors, shapes, source),
+        origin=f"{kind} {source.name}",
+        base_model=base_model,
+        num_new=len(shapes.keys() - tensors.keys()),
+    )
+
+
+def _completed(tensors: OwnTensors, shapes: Shapes, source: Path) -> OwnTensors:
+    """With tensors that change nothing where some are missing; refuses what does not fit."""
+    head = {n: t for n, t in tensors.items() if n.startswith(PREFIX)}
+    lora = {n: t for n, t in tensors.items() if n not in head}
+    try:
+        _check_rank(lora, shapes)
+        fit_lora(shapes, lora)
+        AcceptanceHead.from_tensors(head)
+        _check_width(head, shapes)
+    except BundleError as error:
+        raise BundleError(f"{source}: {error}") from error
+    return {**new_adapter(shapes), **lora, **head}
+
+
+def _check_rank(lora: OwnTensors, shapes: Shapes) -> None:
+    ranks = {t.shape[-1] for name, t in lora.items() if name.endswith(".A")}
+    mine = {shape[-1] for name, shape in shapes.items() if name.endswith(".A")}
+    if other := ranks - mine:
+        raise BundleError(
+            f"it has rank {min(other)}, the drafter was exported with {min(mine)}: export it again "
+            f"with --lora-rank {min(other)}"
+        )
+
+
+def _check_width(head: OwnTensors, shapes: Shapes) -> None:
+    """Refuse a head for another width of hidden states than what the first projections take."""
+    widths = {shape[0] for name, shape in shapes.items() if name.endswith(_TAKE_HIDDEN)}
+    if head and widths and (found := len(head["head.in.weight"])) not in widths:
+        raise BundleError(
+            f"its acceptance head takes hidden states of {found}, the drafter gives {min(widths)}: "
+            "it was made for another drafter"
+        )
+
+
+def export_adapter(
+    output: Path,
+    tensors: OwnTensors,
+    bundle: Bundle,
+    key: AdapterKey,
+    *,
+    base_model: str | None = None,
+) -> None:
+    """Write a version to a file, or as a PEFT folder.
+
+    Args:
+        output: An `.onnx_adapter` file; any other name is a folder for PEFT.
+        tensors: Of the version.
+        bundle: The opened bundle.
+        key: Of the bundle's drafter and target.
+        base_model: What PEFT loads it on; None for what the drafter was exported from.
+
+    Raises:
+        OSError: it cannot be written.
+        ConfigError: `base_model` is given for an `.onnx_adapter` file.
+    """
+    if output.suffix != SUFFIX:
+        write_peft(
+            output,
+            tensors,
+            key=key,
+            drafter=bundle.manifest.drafter.source,
+            base_model=base_model,
+        )
+        return
+    if base_model is not None:
+        raise ConfigError(f"{output} is no folder for PEFT: leave out --base-model")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_adapter(output, tensors, key)

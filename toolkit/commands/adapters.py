@@ -1,0 +1,261 @@
+"""`omnidraft-npu adapters`: what was learned on this device, version by version."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from ..errors import ConfigError, StateError
+from ..state_folder import adapters_path, bytes_learned, erase_learned, learning
+from .opened_adapters import OpenedAdapters, print_json, print_table
+
+_bundle = click.argument("bundle", type=click.Path(path_type=Path))
+_target = click.option("--target", help="Which target of the bundle [default: the first].")
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def _number(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """A version's number, which may be written as the tables show it: `3` or `v0003`."""
+    if value is None:
+        return None
+    digits = value.removeprefix("v")
+    if not digits.isdecimal():
+        raise click.BadParameter(f"{value!r} is no version: give its number, as `list` shows it")
+    return int(digits)
+
+
+_version = click.argument("version", callback=_number, required=False)
+
+
+@click.group(name="adapters")
+def command() -> None:
+    """Show, move or erase what the drafter has learned for a target."""
+
+
+@command.command(name="list")
+@_bundle
+@_target
+@_json
+def list_(bundle: Path, target: str | None, as_json: bool) -> None:
+    """List the adapters that were learned for a target of BUNDLE.
+
+    \b
+    Examples:
+      omnidraft-npu adapters list bundle
+      omnidraft-npu adapters list bundle --target gemma3-270m --json
+    """
+    opened = OpenedAdapters.of(bundle, target)
+    adapters = [opened.facts(record) for record in opened.store.records()]
+    replay = opened.replay_facts()
+    if as_json:
+        facts = {"target": opened.target.name, "current": opened.store.current}
+        print_json({**facts, "adapters": adapters, "replay": replay})
+        return
+    if adapters:
+        print_table(adapters)
+    else:
+        click.echo(f"no adapter for {opened.target.name} yet")
+    click.echo(f"{replay['examples']:,} examples to learn from, {replay['bytes']:,} bytes")
+
+
+@command.command()
+@_bundle
+@_version
+@_target
+@_json
+def show(bundle: Path, version: int | None, target: str | None, as_json: bool) -> None:
+    """Show one adapter of BUNDLE: VERSION, or the one in use.
+
+    \b
+    Examples:
+      omnidraft-npu adapters show bundle
+      omnidraft-npu adapters show bundle 3 --json
+    """
+    opened = OpenedAdapters.of(bundle, target)
+    number = opened.number(version)
+    facts = opened.facts(opened.store.record(number))
+    shapes = {name: list(t.shape) for name, t in sorted(opened.store.load(number).items())}
+    facts |= {"target": opened.target.name, "tensors": shapes}
+    if as_json:
+        print_json(facts)
+        return
+    print_table([facts])
+    key, has_head = facts["key"], any(name.startswith("head.") for name in shapes)
+    click.echo(
+        f"for {opened.target.name} (tokenizer {key['target_tokenizer_sha256'][:12]}) and drafter "
+        f"{opened.bundle.manifest.drafter.name} (weights {key['drafter_sha256'][:12]})"
+    )
+    click.echo(
+        f"{len(shapes)} tensors of rank {key['rank']}, "
+        f"{'with' if has_head else 'without'} an acceptance head: {facts['path']}"
+    )
+
+
+@command.command()
+@_bundle
+@click.argument("output", type=click.Path(path_type=Path))
+@_target
+@click.option("--version", callback=_number, help="Which [default: the one in use].")
+@click.option("--base-model", help="What PEFT loads it on [default: the drafter's source].")
+@click.option(
+    "--with-drafter",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Also write the drafter that ships, as transformers loads it.",
+)
+@click.option("--force", is_flag=True, help="Replace what is there.")
+def export(
+    bundle: Path,
+    output: Path,
+    target: str | None,
+    version: int | None,
+    base_model: str | None,
+    with_drafter: Path | None,
+    force: bool,
+) -> None:
+    """Write an adapter of BUNDLE to OUTPUT: a folder for PEFT, or an `.onnx_adapter` file.
+
+    PEFT loads the folder on top of the model that the drafter was exported from. Its acceptance
+    head, which PEFT does not know, lies in a file of its own there.
+
+    \b
+    Examples:
+      omnidraft-npu adapters export bundle adapter-for-peft
+      omnidraft-npu adapters export bundle learned.onnx_adapter --version 3
+      omnidraft-npu adapters export bundle for-peft --with-drafter drafter-for-peft
+    """
+    from omnidraft_npu.runtime.adapter_exchange import export_adapter
+
+    opened = OpenedAdapters.of(bundle, target)
+    number = opened.number(version)
+    tensors = opened.store.load(number)
+    for place in (output, with_drafter):
+        if place is not None and place.exists() and not force:
+            raise ConfigError(f"{place} exists: name another, or replace it with --force")
+    try:
+        if with_drafter is not None:
+            _write_drafter(opened, with_drafter)
+            base_model = base_model or str(with_drafter.resolve())
+        export_adapter(output, tensors, opened.bundle, opened.store.key, base_model=base_model)
+    except OSError as error:
+        raise StateError(
+            f"cannot write {output} ({error.strerror}): choose another place"
+        ) from error
+    click.echo(f"wrote {output}: version {number} for {opened.target.name}", err=True)
+
+
+@command.command(name="import")
+@_bundle
+@click.argument("source", type=click.Path(path_type=Path))
+@_target
+def import_(bundle: Path, source: Path, target: str | None) -> None:
+    """Add SOURCE to BUNDLE as a new version, and use it: a PEFT folder or `.onnx_adapter` file.
+
+    \b
+    Examples:
+      omnidraft-npu adapters import bundle adapter-for-peft
+      omnidraft-npu adapters import bundle learned.onnx_adapter --target gemma3-270m
+    """
+    from omnidraft_npu.runtime.adapter_exchange import import_adapter
+
+    opened = OpenedAdapters.of(bundle, target)
+    found = import_adapter(source, opened.bundle, opened.store.key)
+    with learning(bundle, opened.target.name):
+        try:
+            record = opened.store.add(
+                found.tensors, parent=opened.store.current, origin=found.origin
+            )
+            opened.store.use(record.version)
+        except OSError as error:
+            raise opened.unwritable(error) from error
+    click.echo(f"version {record.version} is in use for {opened.target.name}", err=True)
+    if found.base_model:
+        drafter = opened.bundle.manifest.drafter.source
+        click.echo(
+            f"it says that it was trained on {found.base_model}; this drafter came from {drafter}",
+            err=True,
+        )
+    if found.num_new:
+        click.echo(f"{found.num_new} tensors that it lacks start anew", err=True)
+    if not found.has_head:
+        click.echo("it brings no acceptance head", err=True)
+
+
+@command.command()
+@_bundle
+@_version
+@_target
+def rollback(bundle: Path, version: int | None, target: str | None) -> None:
+    """Use an older adapter of BUNDLE: VERSION, or the one that the present goes on from.
+
+    0 is the drafter without any. Newer versions stay, and can be gone back to.
+
+    \b
+    Examples:
+      omnidraft-npu adapters rollback bundle
+      omnidraft-npu adapters rollback bundle 3
+      omnidraft-npu adapters rollback bundle 0
+    """
+    opened = OpenedAdapters.of(bundle, target)
+    with learning(bundle, opened.target.name):
+        if version is None:
+            version = opened.store.record(opened.number(None)).parent
+        before = opened.store.current
+        try:
+            opened.store.use(version)
+        except OSError as error:
+            raise opened.unwritable(error) from error
+    now = f"version {version}" if version else "no adapter"
+    click.echo(f"{now} is in use for {opened.target.name}, before it was {before}", err=True)
+
+
+@command.command()
+@_bundle
+@_target
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def forget(bundle: Path, target: str | None, yes: bool) -> None:
+    """Erase all adapters and training examples of a target of BUNDLE.
+
+    Learned spellings stay: `omnidraft-npu cache prune --max-bytes 0` erases them.
+
+    \b
+    Examples:
+      omnidraft-npu adapters forget bundle --yes
+      omnidraft-npu adapters forget bundle --target gemma3-270m --yes
+    """
+    opened = OpenedAdapters.of(bundle, target)
+    name = opened.target.name
+    found = bytes_learned(bundle, name)
+    examples = opened.replay_facts()["examples"]
+    versions = len(list(adapters_path(bundle, name).glob("v*.onnx_adapter")))
+    what = f"{versions} adapters and {examples:,} examples for {name}, {found:,} bytes"
+    if not yes and found:
+        _ask(f"Erase {what}?")
+    with learning(bundle, name):
+        erase_learned(bundle, name)
+    click.echo(f"erased {what}", err=True)
+
+
+def _ask(question: str) -> None:
+    try:
+        is_wanted = click.confirm(question, err=True)
+    except click.Abort as error:
+        if sys.stdin.isatty():
+            raise
+        raise ConfigError("nobody answers here whether to erase: add --yes") from error
+    if not is_wanted:
+        raise StateError("nothing was erased")
+
+
+def _write_drafter(opened: OpenedAdapters, folder: Path) -> None:
+    from ..drafters import packaged_drafter
+    from ..drafters.float_folder import write_float_drafter
+
+    source = opened.bundle.manifest.drafter.source
+    packaged = packaged_drafter(source)
+    if packaged is None:
+        raise ConfigError(
+            f"the drafter came from {source}, which does not ship with the package: leave out "
+            "--with-drafter, and load the adapter on that model"
+        )
+    write_float_drafter(packaged, folder)

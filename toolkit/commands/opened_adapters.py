@@ -1,0 +1,99 @@
+"""What the `adapters` commands work on, and how they show it."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..bundle import Bundle, open_bundle
+from ..errors import BundleError, StateError
+from ..manifest import ModelEntry
+from ..state_folder import adapters_path, replay_path
+
+if TYPE_CHECKING:
+    from omnidraft_npu.runtime.adapter_store import AdapterRecord, AdapterStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedAdapters:
+    """A target of a bundle, and the versions that were learned for it."""
+
+    bundle: Bundle
+    target: ModelEntry
+    store: "AdapterStore"
+
+    @classmethod
+    def of(cls, path: Path, target: str | None) -> "OpenedAdapters":
+        """Open a bundle; raises `BundleError` or `ConfigError` for what is not there."""
+        from omnidraft_npu.runtime.adapter_files import AdapterKey
+        from omnidraft_npu.runtime.adapter_store import AdapterStore
+
+        bundle = open_bundle(path)
+        entry = bundle.target(target)
+        store = AdapterStore(adapters_path(path, entry.name), AdapterKey.of(bundle, entry))
+        return cls(bundle=bundle, target=entry, store=store)
+
+    def number(self, version: int | None) -> int:
+        """The version that was named, or the one in use; never that without an adapter."""
+        found = self.store.current if version is None else version
+        if not found:
+            raise BundleError(
+                f"no adapter is in use for {self.target.name}: name one that `omnidraft-npu "
+                "adapters list` shows, or learn one with `omnidraft-npu run`"
+            )
+        return found
+
+    def facts(self, record: "AdapterRecord") -> dict[str, Any]:
+        """A version for the JSON document."""
+        kept = asdict(record)
+        del kept["format_version"]
+        path = self.store.path(record.version)
+        return kept | {
+            "in_use": record.version == self.store.current,
+            "bytes": path.stat().st_size,
+            "path": str(path),
+        }
+
+    def replay_facts(self) -> dict[str, Any]:
+        """Number and bytes of the stored examples."""
+        from ..replay import ReplayBuffer
+
+        kept = ReplayBuffer(folder=replay_path(self.bundle.root, self.target.name), pair="")
+        return {"examples": len(kept), "bytes": kept.num_bytes}
+
+    def unwritable(self, error: OSError) -> StateError:
+        """What to say where a version cannot be written."""
+        return StateError(
+            f"cannot write to {self.store.folder} ({error.strerror}): free some space, or make it "
+            "writable"
+        )
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """The document on stdout, with its `schema_version`."""
+    click.echo(json.dumps({"schema_version": 1, **document}, ensure_ascii=False, indent=2))
+
+
+def print_table(adapters: list[dict[str, Any]]) -> None:
+    """One row a version, of the facts that `OpenedAdapters.facts` gives."""
+    from rich.text import Text
+
+    from .tables import make_table, table_console
+
+    columns = ("version", "parent", "examples", "updates", "acceptance", "size", "origin")
+    table = make_table(columns, long=("origin",))
+    for one in adapters:
+        before, after = one["acceptance_before"], one["acceptance_after"]
+        measured = [f"{rate:.3f}" if rate is not None else "?" for rate in (before, after)]
+        table.add_row(
+            f"v{one['version']:04}{' in use' if one['in_use'] else ''}",
+            f"v{one['parent']:04}" if one["parent"] else "none",
+            f"{one['num_examples']:,}",
+            f"{one['num_updates']:,}",
+            " to ".join(measured) if after is not None else "",
+            f"{one['bytes']:,}",
+            Text(one["origin"]),
+        )
+    table_console().print(table)
