@@ -1,5 +1,7 @@
 """How often drafts were accepted lately: by place in the round, and by the drafter's confidence."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,8 +11,10 @@ _KEPT = 0.97
 """Weight of what is known after another round."""
 _GUESS_WEIGHT = 3.0
 """Drafts that the first guess counts as."""
-_EDGES = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96, 0.99])
-"""Between groups of confidence."""
+_KEPT_BY_LINE = 0.995
+"""The same after another piece, for `Calibration`."""
+_PRIOR_VARIANCE = np.array([1.0, 0.25])
+"""Of its intercept and slope."""
 
 
 class PlaceAcceptance:
@@ -33,13 +37,23 @@ class PlaceAcceptance:
         found: Floats = (self._accepted + weight * together) / (self._tested + weight)
         return found[:num]
 
-    def observe(self, num_accepted: int, num_tested: int) -> None:
-        """Count a round, of which the first `num_tested` drafts came to be tested."""
-        self._reserve(num_tested)
+    def observe(self, num_accepted: int, num_tested: int, left_out: float | None = None) -> None:
+        """Count a round.
+
+        Args:
+            num_accepted: Drafts that were accepted.
+            num_tested: Those and the one that was not, if there was one.
+            left_out: Expected acceptance of a piece after these that was not drafted for it;
+                without it only places would count that promised much.
+        """
+        self._reserve(num_tested + 1)
         self._tested *= _KEPT
         self._accepted *= _KEPT
         self._tested[:num_tested] += 1
         self._accepted[:num_accepted] += 1
+        if left_out is not None and num_accepted == num_tested:
+            self._tested[num_tested] += 1
+            self._accepted[num_tested] += left_out
 
     def _reserve(self, num: int) -> None:
         missing = max(0, num - len(self._tested))
@@ -48,32 +62,43 @@ class PlaceAcceptance:
             self._accepted = np.append(self._accepted, np.zeros(missing))
 
 
-class ConfidenceAcceptance:
-    """Acceptance of a piece by the probability of the drafter's likeliest piece there.
+class Calibration:
+    """Turns a guess of acceptance into what was found lately where guesses were like it.
 
-    What is known fades in rounds that tell nothing too: a group that is not drafted any
-    more since it failed is tried again after a while.
+    ``logit(acceptance) = intercept + slope * logit(guess)``, which begins as the guess itself;
+    a logistic regression that goes on piece by piece, by an extended Kalman filter.
     """
 
     def __init__(self) -> None:
-        self._tested = np.zeros(len(_EDGES) + 1)
-        self._accepted = np.zeros(len(_EDGES) + 1)
+        self._line = np.array([0.0, 1.0])
+        self._covariance = np.diag(_PRIOR_VARIANCE)
 
-    def expected(self, confidence: float) -> float:
-        """Conditional acceptance; the confidence itself until such drafts were tested."""
-        group = _EDGES.searchsorted(confidence)
-        accepted = float(self._accepted[group]) + _GUESS_WEIGHT * confidence
-        return accepted / (float(self._tested[group]) + _GUESS_WEIGHT)
+    def expected(self, guess: float) -> float:
+        """Conditional acceptance where the guess is this."""
+        return _sigmoid(float(self._line @ _point(guess)))
 
-    def observe(self, confidences: npt.ArrayLike, num_accepted: int, num_tested: int) -> None:
-        """Count a round by the confidence of its drafts."""
-        self._tested *= _KEPT
-        self._accepted *= _KEPT
-        groups = _EDGES.searchsorted(np.asarray(confidences, np.float64)[:num_tested])
-        np.add.at(self._tested, groups, 1)
-        np.add.at(self._accepted, groups[:num_accepted], 1)
+    def observe(self, guess: float, is_accepted: bool) -> None:
+        """Count a piece that was tested."""
+        point = _point(guess)
+        expected = _sigmoid(float(self._line @ point))
+        spread = max(expected * (1 - expected), 0.02)
+        # What is known fades, but never to less than was known at first.
+        covariance = self._covariance / _KEPT_BY_LINE
+        covariance *= min(1.0, _PRIOR_VARIANCE.sum() / covariance.trace())
+        gain = covariance @ point / (1 + spread * (point @ covariance @ point))
+        self._line += gain * (is_accepted - expected)
+        self._covariance = covariance - spread * np.outer(gain, point @ covariance)
 
 
 def confidence(logits: npt.NDArray[np.float32]) -> float:
     """Probability of the likeliest of ``[pieces]`` logits, at temperature 1."""
     return 1 / float(np.exp(logits - logits.max()).sum())
+
+
+def _point(guess: float) -> Floats:
+    guess = min(max(guess, 1e-3), 1 - 1e-3)
+    return np.array([1.0, math.log(guess / (1 - guess))])
+
+
+def _sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))

@@ -1,5 +1,6 @@
 """The acceptance head: how likely a drafted piece is accepted, from the drafter's hidden state."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ Floats = npt.NDArray[np.float32]
 WIDTH = 64
 NAMES = ("head.in.weight", "head.in.bias", "head.out.weight", "head.out.bias")
 PREFIX = "head."
+
+REJECTION_WEIGHT = 6.0
+"""What a rejection counts in the loss, where an acceptance counts 1."""
 
 
 def head_shapes(hidden_size: int) -> dict[str, tuple[int, ...]]:
@@ -74,15 +78,44 @@ class AcceptanceHead:
         return len(self.tensors[NAMES[0]])
 
     def logits(self, hidden: Floats) -> Floats:
-        """``[...]`` of ``[..., hidden]`` states."""
+        """``[...]`` of ``[..., hidden]`` states, as the loss weighs them."""
         into, bias, out, last = (self.tensors[name] for name in NAMES)
         inner = hidden @ into + bias
         found: Floats = (inner * _sigmoid(inner)) @ out[:, 0] + last[0]
         return found
 
-    def probability(self, hidden: Floats) -> float:
-        """Of one ``[hidden]`` state."""
-        return float(_sigmoid(self.logits(hidden)))
+    def probabilities(self, hidden: Floats) -> Floats:
+        """``[...]`` probabilities that the piece drawn at ``[..., hidden]`` states is accepted.
+
+        Counting rejections `REJECTION_WEIGHT` times makes them look more likely by that factor;
+        it is taken back here, so that the probabilities can be weighed against times.
+        """
+        return _sigmoid(self.logits(hidden) + np.float32(math.log(REJECTION_WEIGHT)))
+
+    def loss_and_gradients(self, hidden: Floats, labels: Floats) -> tuple[float, dict[str, Floats]]:
+        """The mean weighted binary cross-entropy, and its gradients by tensor.
+
+        Args:
+            hidden: ``[pieces, hidden]`` states.
+            labels: ``[pieces]`` soft acceptances: probability that a piece drawn there is
+                accepted; 1 or 0 where it was, or was not.
+        """
+        into, bias, out, _ = (self.tensors[name] for name in NAMES)
+        inner = hidden @ into + bias
+        gate = _sigmoid(inner)
+        active = inner * gate
+        logits = active @ out[:, 0] + self.tensors[NAMES[3]][0]
+        kept, lost = labels, np.float32(REJECTION_WEIGHT) * (1 - labels)
+        losses = kept * np.logaddexp(0, -logits) + lost * np.logaddexp(0, logits)
+        slope = (_sigmoid(logits) * (kept + lost) - kept) / np.float32(len(labels))
+        inner_slope = np.outer(slope, out[:, 0]) * (gate + active * (1 - gate))
+        gradients = (
+            hidden.T @ inner_slope,
+            inner_slope.sum(axis=0),
+            (active.T @ slope)[:, None],
+            slope.sum(keepdims=True),
+        )
+        return float(losses.mean()), dict(zip(NAMES, gradients, strict=True))
 
 
 def _sigmoid(values: Floats) -> Floats:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .acceptance import ConfidenceAcceptance, PlaceAcceptance, confidence
+from .acceptance import Calibration, PlaceAcceptance, confidence
 from .acceptance_head import AcceptanceHead
 from .draft_times import DraftTimes, Floats
 from .proposal import Proposal, Stop
@@ -22,6 +22,8 @@ _UNMEASURED_PLAIN = 2
 """Rounds without drafts that are made to learn what they cost."""
 _MIN_SURVIVAL = 0.3
 """Least probability that all drafts are accepted, as long as times are not known."""
+_RATIO_RATE = 0.1
+"""Weight of the last round in how many tokens a piece makes."""
 _FIRST_PAUSE, _LAST_PAUSE = 8, 256
 """Plain rounds before drafting is tried again; each failed try doubles them."""
 _PROBE_LENGTH = 2
@@ -73,7 +75,7 @@ class DraftLength:
         self._clock = clock
         self._times = DraftTimes()
         self._by_place = PlaceAcceptance(_MODEL_GUESS)
-        self._by_confidence = ConfidenceAcceptance()
+        self._calibration = Calibration()
         self._tokens_per_piece = 1.0
         self._was_followed = True
         self.begin()
@@ -89,7 +91,9 @@ class DraftLength:
         self._marks: list[float] = []
         self._probs: list[float] = []
         """Expected acceptance of each piece that is drawn."""
-        self._confidences: list[float] = []
+        self._guesses: list[float] = []
+        """What the head or the drafter's confidence said of them."""
+        self._left_out: float | None = None
         self._survival = 1.0
         self._num_matched = 0
         self._is_probe = False
@@ -143,20 +147,21 @@ class DraftLength:
             hidden: ``[hidden]`` state that the logits were made of, if the graph gives it.
         """
         num = len(self._probs)
-        certainty = confidence(logits)
         if self.head is not None and hidden is not None:
-            expected = self.head.probability(hidden)
+            guess = float(self.head.probabilities(hidden))
         else:
-            expected = self._by_confidence.expected(certainty)
+            guess = confidence(logits)
+        expected = self._calibration.expected(guess)
         survival = self._survival * expected
         if self._costs is not None and not self._is_probe:
             rest = self._costs.rest
             gain = self._costs.worth * survival - (rest[num + 1] - rest[num])
             if gain + max(0.0, self._gain(num + 1, survival)) <= 0:
+                self._left_out = expected
                 return "cost"
         self._survival = survival
         self._probs.append(expected)
-        self._confidences.append(certainty)
+        self._guesses.append(guess)
         return None
 
     def observe(
@@ -173,22 +178,27 @@ class DraftLength:
         num_tokens = len(proposal.token_ids)
         self._times.observe_rest(num_tokens, rest_s)
         self._observe_drafting(proposal, draft_s)
-        if not num_tokens:
-            return
         if proposal.source == "lookup":
             key = min(self._num_matched, max(self._by_match))
-            if key:
+            if key and num_tokens:
                 self._by_match[key].observe(verdict.num_accepted, verdict.num_tested)
-        elif self._probs:
-            num = len(self._probs)
+        elif self._probs or self._left_out is not None:
+            self._observe_pieces(num_tokens, verdict)
+
+    def _observe_pieces(self, num_tokens: int, verdict: Verdict) -> None:
+        """Learn from the verdict on a model's pieces, which need not be as many as their tokens."""
+        num = len(self._probs)
+        accepted = tested = 0
+        if num_tokens:
             ratio = num_tokens / num
-            self._tokens_per_piece += 0.1 * (ratio - self._tokens_per_piece)
-            accepted = (
-                num if verdict.num_accepted == num_tokens else int(verdict.num_accepted / ratio)
-            )
+            self._tokens_per_piece += _RATIO_RATE * (ratio - self._tokens_per_piece)
+            is_whole = verdict.num_accepted == num_tokens
+            accepted = num if is_whole else int(verdict.num_accepted / ratio)
             tested = min(num, accepted + (verdict.num_tested > verdict.num_accepted))
-            self._by_place.observe(accepted, tested)
-            self._by_confidence.observe(self._confidences, accepted, tested)
+        left_out = self._left_out if tested == num else None
+        self._by_place.observe(accepted, tested, left_out)
+        for i, guess in enumerate(self._guesses[:tested]):
+            self._calibration.observe(guess, i < accepted)
 
     def _observe_drafting(self, proposal: Proposal, draft_s: float) -> None:
         """Learn the times of passes from when each began."""
