@@ -60,6 +60,26 @@ class AdamW:
         self._first = {name: np.zeros_like(t) for name, t in self.tensors.items()}
         self._second = {name: np.zeros_like(t) for name, t in self.tensors.items()}
 
+    def state(self) -> dict[str, Floats]:
+        """All that changes from step to step, to go on from with `restore`; no copies."""
+        steps = np.array([self.num_steps], np.float32)
+        parts = {"": self.tensors, ".first": self._first, ".second": self._second}
+        named = {f"{n}{end}": t for end, part in parts.items() for n, t in part.items()}
+        return named | {"steps": steps}
+
+    def restore(self, state: Tensors) -> None:
+        """Go on from what `state` gave for tensors of the same shapes.
+
+        Raises:
+            ValueError: it is of other tensors.
+        """
+        own = self.state()
+        if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in own.items()}:
+            raise ValueError("the optimiser's state is of other tensors")
+        for name, tensor in own.items():
+            np.copyto(tensor, state[name])
+        self.num_steps = int(state["steps"][0])
+
     def step(self, gradients: Tensors) -> float | None:
         """Change the tensors against their gradients.
 

@@ -102,6 +102,11 @@ class OnnxModel:
         """Nodes of the graph by the provider that runs them."""
         return {"cpu": placement(self.session)}
 
+    @property
+    def lora_inputs(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the inputs that take an adapter."""
+        return self.signature.lora_inputs
+
     def begin(self, *, is_exact: bool = True) -> "OnnxCausalLM":
         """A new conversation; see `OnnxCausalLM`."""
         return OnnxCausalLM(self, is_exact=is_exact)

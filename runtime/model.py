@@ -1,5 +1,6 @@
 """What a conversation needs of a model, whatever runs it."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -51,6 +52,11 @@ class Model(Protocol):
     @property
     def context_length(self) -> int:
         """Most tokens a conversation may hold."""
+        ...
+
+    @property
+    def lora_inputs(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the inputs that take an adapter; none for graphs exported without."""
         ...
 
     @property

@@ -1,7 +1,7 @@
 """The models of a conversation: a target, and what drafts for it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from omnidraft_npu.speculative import Proposer
 from omnidraft_npu.text.tokenizer import Tokenizer
 
 from .devices import OpenedGraphs, open_model_graphs
+from .learner_adapter import AdapterInUse, open_adapter
 from .model import Model
 
 DEFAULT_DEVICES = DeviceConfig()
@@ -77,6 +78,10 @@ class OpenedPair:
     """What drafts, nothing for None; only `lookup` does without a drafter."""
     rule: Rule = "lossless"
     """How what the drafter proposes is verified."""
+    adapter: AdapterInUse = field(default_factory=AdapterInUse)
+    """What new proposers feed the drafter."""
+    bundle: Bundle | None = None
+    """Where they are from; None for models that did not come from a bundle."""
 
     @property
     def notice(self) -> str | None:
@@ -127,6 +132,7 @@ class OpenedPair:
     def _new_drafter(self, opened: OpenedModel, ngrams: NgramCache | None) -> ModelDrafter:
         num_pieces = opened.graph.vocab_size
         lm = opened.graph.begin(is_exact=False)
+        lm.set_lora(self.adapter.adapter.lora)
         ends = frozenset(self.target.entry.eos_token_ids)
         if self.encoder is None:
             plain = PlainWalk(min(num_pieces, self.target.graph.vocab_size))
@@ -163,12 +169,15 @@ def open_pair(
     if not has_drafter:
         return OpenedPair(target=opened, drafter=None, proposer=proposer)
     drafter = _open_model(bundle, bundle.manifest.drafter, devices.draft_device, **settings)
+    adapter = open_adapter(bundle, opened.entry, drafter.graph.lora_inputs)
     hashes = {
         "drafter_sha256": drafter.entry.tokenizer_sha256,
         "target_sha256": opened.entry.tokenizer_sha256,
     }
     if hashes["drafter_sha256"] == hashes["target_sha256"]:
-        return OpenedPair(target=opened, drafter=drafter, proposer=proposer)
+        return OpenedPair(
+            target=opened, drafter=drafter, proposer=proposer, adapter=adapter, bundle=bundle
+        )
     encoder = _encoder(drafter)
     trie, learned = None, None
     if draft_mode in ("auto", "full", "paper"):
@@ -191,6 +200,8 @@ def open_pair(
         target_encoder=_encoder(opened) if draft_mode in ("auto", "text") else None,
         proposer=proposer,
         rule="paper" if draft_mode == "paper" else "lossless",
+        adapter=adapter,
+        bundle=bundle,
     )
 
 

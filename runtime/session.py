@@ -1,11 +1,12 @@
 """From a bundle to text: ids, then text with statistics, over the rounds."""
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from omnidraft_npu.speculative import Proposer, generate
 from omnidraft_npu.statistics import DecodeStats
 from omnidraft_npu.text.detokenizer import StreamDecoder
 
+from .learner_recorder import Answer, LawRecorder
 from .model import ConversationLM
+from .observed_lm import ObservedLM
 from .opened_pair import DEFAULT_DEVICES, DraftMode, OpenedPair, ProposerName, open_pair
 
 logger = logging.getLogger(__name__)
@@ -38,6 +41,18 @@ class Delta:
     """Of the response so far; the same object in every round."""
 
 
+class AnswerObserver(Protocol):
+    """Is told of every response that was written to its end."""
+
+    def decoding(self) -> contextlib.AbstractContextManager[None]:
+        """Holds while a response is decoded."""
+        ...
+
+    def observe(self, answer: Answer) -> bool:
+        """Take an answer; whether it was kept."""
+        ...
+
+
 class Session:
     """One conversation: what the target and the drafter have cached of it stays between turns."""
 
@@ -52,7 +67,10 @@ class Session:
         self._is_observed = target is not None
         self._target = target or pair.target.graph.begin()
         self._ngrams = pair.new_ngrams()
+        self._version = pair.adapter.adapter.version
         self._proposer: Proposer | None = pair.new_proposer(self._ngrams)
+        self.observer: AnswerObserver | None = None
+        """Told of every response from now on, with what the target said before each token."""
         self.draft_length = DraftLength()
         """What was learned of times and acceptance, for responses that adapt the draft length."""
 
@@ -104,6 +122,7 @@ class Session:
         """
         if self.make_room(len(prompt_ids)):
             logger.warning("target on the CPU: %s", self.pair.target.why_cpu)
+        self._take_adapter()
         target, entry = self._target, self.pair.target.entry
         if len(prompt_ids) >= target.context_length:
             raise PromptError(
@@ -119,12 +138,20 @@ class Session:
             draft_provider=self.draft_provider,
         )
         control = self.draft_length if config.adapts_draft_length else None
-        rounds = generate(self._proposer, target, prompt_ids, config, control)
+        observer = self.observer
+        observed = None if observer is None else ObservedLM(target)
+        recorder = LawRecorder(prompt_ids)
+        rounds = generate(self._proposer, observed or target, prompt_ids, config, control)
         text = StreamDecoder(self.pair.target.tokenizer, is_continuation=True)
         length = len(prompt_ids)
-        try:
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._save_ngrams)
+            if observer is not None:
+                ending.enter_context(observer.decoding())
             for one in stats.follow(rounds, length - 1 - target.length):
                 token_ids = one.verdict.token_ids
+                if observed is not None:
+                    recorder.add(token_ids, observed.logits)
                 length += len(token_ids)
                 reason: FinishReason | None = None
                 if one.verdict.is_stopped:
@@ -140,8 +167,9 @@ class Session:
                     finish_reason=reason,
                     stats=stats,
                 )
-        finally:
-            self._save_ngrams()
+        answer = recorder.answer()
+        if observer is not None and answer is not None:
+            observer.observe(answer)
 
     def make_room(self, num_tokens: int) -> bool:
         """Move the target to the CPU if `auto` chose an NPU whose graphs hold no such prompt.
@@ -162,6 +190,13 @@ class Session:
         self._target.reset()
         if self._proposer is not None:
             self._proposer.begin(())
+
+    def _take_adapter(self) -> None:
+        """Draft with the adapter in use now; nothing cached with another one is used."""
+        version = self.pair.adapter.adapter.version
+        if version != self._version:
+            self._version = version
+            self._proposer = self.pair.new_proposer(self._ngrams)
 
     def _save_ngrams(self) -> None:
         if self._ngrams is not None and self.pair.learned is not None:

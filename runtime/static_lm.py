@@ -104,6 +104,11 @@ class StaticModel:
         """Tokens of the shortest graph for several, which scores whatever must be exact."""
         return next((n for n in self.sessions if n > 1), 1)
 
+    @property
+    def lora_inputs(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the inputs that take an adapter."""
+        return self.signature.lora_inputs
+
     def begin(self, *, is_exact: bool = True) -> "StaticCausalLM":
         """A new conversation; see `StaticCausalLM`."""
         return StaticCausalLM(self, is_exact=is_exact)

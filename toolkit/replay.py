@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 DEFAULT_MAX_BYTES = 64 * 2**20
 
+TRAINING_FILE = "training.safetensors"
+"""Beside the examples: an adapter that is still under training, forgotten with them."""
+
 Flags = npt.NDArray[np.bool_]
 
 _OTHERS = ("pieces", "tokens", "is_drafted", "is_direct")
@@ -112,9 +115,13 @@ class ReplayBuffer:
                 yield number, example
 
     def forget(self) -> int:
-        """Erase all examples, also what a crash left half-written; gives their number."""
+        """Erase all examples, what training made of them and what a crash left half-written.
+
+        Returns:
+            How many examples there were.
+        """
         files = self._files()
-        for path in [*files, *self.folder.glob(".*.tmp")]:
+        for path in [*files, *self.folder.glob(".*.tmp"), self.folder / TRAINING_FILE]:
             path.unlink(missing_ok=True)
         return len(files)
 

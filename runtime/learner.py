@@ -1,0 +1,243 @@
+"""Learning from use: answers become examples, examples lessons, and a lesson a better adapter."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from omnidraft_npu.examples import EqualExampleMaker, ExampleMaker
+from omnidraft_npu.replay import Example, ReplayBuffer
+
+from .adapter_store import AdapterStore
+from .learner_adapter import Adapter, AdapterInUse
+from .learner_config import LearnerConfig
+from .learner_examples import RecentExamples
+from .learner_judge import Judge
+from .learner_lesson import Lesson, judged
+from .learner_recorder import Answer
+from .learner_state import Progress, read_training, training_path, write_training
+from .lora_trainer import LoraTrainer, TrainingStep, Update
+
+logger = logging.getLogger(__name__)
+
+Pause = Callable[[], None]
+Maker = ExampleMaker | EqualExampleMaker
+
+_EXPLODED = 1.5
+"""Times its first loss, and one more, that a lesson's last one may be."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tools:
+    """What only a lesson needs."""
+
+    step: TrainingStep
+    """Of the drafter."""
+    judge: Judge
+    """Of the graph that drafts."""
+
+
+class Learner:
+    """Keeps answers and learns from them; `learner_opening.open_learner` makes one.
+
+    What it does is a function of the examples in their order and of the seed. Nothing is
+    saved before a lesson has ended, so one that is broken off is begun anew the next time.
+    `observe` may be called while another thread is in `step`.
+    """
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        *,
+        maker: Callable[[], Maker],
+        buffer: ReplayBuffer,
+        store: AdapterStore,
+        adapter: AdapterInUse,
+        tools: Callable[[], Tools],
+    ) -> None:
+        """Join the parts; no other process may change the buffer and the store meanwhile.
+
+        Args:
+            config: When and how it learns.
+            maker: Gives what turns answers into examples; called for the first answer.
+            buffer: Where those are kept.
+            store: Where adapters are kept.
+            adapter: Is given each new version.
+            tools: Opens what a lesson needs; called for the first one.
+        """
+        self.config = config
+        self._open_maker, self._open_tools = maker, tools
+        self._maker: Maker | None = None
+        self._tools: Tools | None = None
+        self._buffer, self._store, self._adapter = buffer, store, adapter
+        self._path = training_path(buffer.folder)
+        self._examples = RecentExamples(buffer, config)
+        self._told: set[str] = set()
+        self._recall()
+
+    def decoding(self) -> contextlib.AbstractContextManager[None]:
+        """Holds while something is decoded; this learner learns only when told to."""
+        return contextlib.nullcontext()
+
+    def observe(self, answer: Answer) -> bool:
+        """Keep an answer as an example; whether it was long enough, and could be kept."""
+        if len(answer.laws.token_ids) < self.config.min_tokens:
+            return False
+        self._maker = self._maker or self._open_maker()
+        example = self._maker.make(
+            answer.prompt_ids, answer.laws, max_context=self.config.max_context
+        )
+        if example is None:
+            return False
+        try:
+            self._buffer.append(example)
+        except OSError as error:
+            self._tell(f"answers are not learned from: {error}")
+            return False
+        return True
+
+    @property
+    def num_new(self) -> int:
+        """Answers to learn from that no lesson has learned from yet."""
+        return len(self._examples.read(self._progress.newest))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are answers enough for a lesson."""
+        return self.num_new >= self.config.batch
+
+    def step(self, pause: Pause = lambda: None) -> Lesson | None:
+        """One lesson, if there are answers enough; None if not, or if it could not be saved.
+
+        Args:
+            pause: Called between updates; it may wait. What it raises breaks the lesson off.
+
+        Raises:
+            BundleError: the training graph does not fit the drafter.
+        """
+        started = time.perf_counter()
+        new = self._examples.read(self._progress.newest)
+        if len(new) < self.config.batch:
+            return None
+        try:
+            lesson = self._learn(new, pause)
+        except OSError as error:
+            self._recall()
+            self._tell(f"what was learned cannot be saved: {error}")
+            return None
+        except BaseException:
+            self._recall()
+            raise
+        return replace(lesson, seconds=time.perf_counter() - started)
+
+    def cancel(self) -> None:
+        """Let an update that another thread is in end at once, to be done anew later."""
+        if self._tools is not None:
+            self._tools.step.cancel()
+
+    def _recall(self) -> None:
+        """Be where the last lesson that was saved ended."""
+        self._progress, self._state = read_training(self._path, self._store.key)
+        self._trainer: LoraTrainer | None = None
+
+    def _learn(self, new: list[int], pause: Pause) -> Lesson:
+        self._tools = tools = self._tools or self._open_tools()
+        trainer, current = self._resume(tools.step)
+        updates = [
+            _update(trainer, rows, pause) for rows in self._examples.batches(new, tools.step)
+        ]
+        losses = [update.loss for update in updates]
+        is_sound = all(update.norm is not None for update in updates)
+        is_sound &= losses[-1] <= _EXPLODED * losses[0] + 1
+        held, tensors = self._examples.held_back, trainer.tensors
+        before = tools.judge.acceptance(current.lora, held, pause)
+        candidate = Adapter.of(current.version, tensors)
+        after = tools.judge.acceptance(candidate.lora, held, pause) if is_sound else None
+        lesson = Lesson(
+            outcome=judged(before, after, self.config.max_loss) if is_sound else "skipped",
+            version=current.version,
+            num_examples=len(new),
+            num_updates=len(losses),
+            loss=float(np.mean(losses)),
+            before=before,
+            after=after,
+            seconds=0.0,
+        )
+        return self._save(lesson, max(new), trainer, current)
+
+    def _resume(self, step: TrainingStep) -> tuple[LoraTrainer, Adapter]:
+        """The trainer, where it was left, and the version in use."""
+        version = self._store.current
+        if version != self._adapter.adapter.version:
+            self._adapter.adapter = Adapter.of(version, self._store.load(version))
+        current = self._adapter.adapter
+        if self._progress.parent != version:
+            self._progress = Progress(parent=version, newest=self._progress.newest)
+            self._trainer, self._state = None, {}
+        if self._trainer is None:
+            self._trainer = self._new_trainer(step, current)
+            if self._state:
+                try:
+                    self._trainer.restore(self._state)
+                except ValueError as error:
+                    self._tell(f"learning goes on from the adapter in use: {error}")
+                    self._trainer = self._new_trainer(step, current)
+        return self._trainer, current
+
+    def _new_trainer(self, step: TrainingStep, start: Adapter) -> LoraTrainer:
+        return LoraTrainer(
+            step,
+            self.config.optimizer,
+            loss=self.config.loss,
+            is_joint=self.config.is_joint,
+            start={**start.lora, **start.head},
+        )
+
+    def _save(self, lesson: Lesson, newest: int, trainer: LoraTrainer, current: Adapter) -> Lesson:
+        """Write what came of a lesson."""
+        assert self._tools is not None, "a lesson has tools"
+        progress = replace(
+            self._progress,
+            newest=newest,
+            num_examples=self._progress.num_examples + lesson.num_examples,
+            num_updates=self._progress.num_updates + lesson.num_updates,
+        )
+        adapter = current
+        if lesson.outcome == "kept":
+            assert lesson.before is not None
+            assert lesson.after is not None
+            tensors = trainer.tensors
+            record = self._store.add(
+                tensors,
+                parent=current.version,
+                num_examples=progress.num_examples,
+                num_updates=progress.num_updates,
+                acceptance_before=lesson.before.mean,
+                acceptance_after=lesson.after.mean,
+            )
+            self._store.use(record.version)
+            adapter = Adapter.of(record.version, tensors)
+        elif lesson.outcome != "continued":
+            trainer = self._new_trainer(self._tools.step, current)
+        if lesson.outcome != "continued":
+            progress = Progress(parent=adapter.version, newest=newest)
+        write_training(self._path, progress, trainer.state(), self._store.key)
+        self._adapter.adapter = adapter
+        self._progress, self._trainer, self._state = progress, trainer, {}
+        return replace(lesson, version=adapter.version)
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            logger.warning("%s", message)
+
+
+def _update(trainer: LoraTrainer, rows: list[Example], pause: Pause) -> Update:
+    """One step, begun anew after each time that it was called off."""
+    while True:
+        pause()
+        with contextlib.suppress(InterruptedError):
+            return trainer.update(rows)

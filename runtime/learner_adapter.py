@@ -1,0 +1,83 @@
+"""The adapter that a pair's drafter is fed, which learning replaces between requests."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from omnidraft_npu.bundle import Bundle
+from omnidraft_npu.errors import BundleError
+from omnidraft_npu.manifest import ModelEntry
+from omnidraft_npu.state_folder import adapters_path
+
+from .adapter_files import HEAD_PREFIX, AdapterKey, Tensors
+from .adapter_store import BASE, AdapterStore
+from .lora_inputs import fit_lora
+
+logger = logging.getLogger(__name__)
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Adapter:
+    """One version, never changed."""
+
+    version: int = BASE
+    lora: Tensors
+    """By graph input; empty for the drafter as it was exported."""
+    head: Tensors
+    """Of the acceptance head; empty where none was learned."""
+
+    @classmethod
+    def of(cls, version: int, tensors: Tensors) -> "Adapter":
+        """The version that these tensors are."""
+        head = {n: t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)}
+        lora = {n: t for n, t in tensors.items() if n not in head}
+        return cls(version=version, lora=lora, head=head)
+
+
+class AdapterInUse:
+    """What conversations feed their drafter from their next request on; safe between threads."""
+
+    def __init__(self, store: AdapterStore | None = None) -> None:
+        """Begin with the drafter as it was exported; `store` has its versions, if it can."""
+        self.store = store
+        self.adapter = Adapter.of(BASE, {})
+
+    def load(self, inputs: Mapping[str, tuple[int, ...]]) -> None:
+        """Take the version in use; one that cannot be used is said, and left alone.
+
+        Args:
+            inputs: Shapes of the LoRA inputs of the graph that will draft.
+        """
+        if self.store is None:
+            return
+        try:
+            version = self.store.current
+            adapter = Adapter.of(version, self.store.load(version))
+            fit_lora(inputs, adapter.lora)
+        except BundleError as error:
+            logger.warning("the drafter is used as it was exported: %s", error)
+            return
+        self.adapter = adapter
+
+
+def open_adapter(
+    bundle: Bundle, target: ModelEntry, inputs: Mapping[str, tuple[int, ...]]
+) -> AdapterInUse:
+    """The adapter of a target in a bundle.
+
+    Args:
+        bundle: The bundle.
+        target: What is drafted for.
+        inputs: Shapes of the LoRA inputs of the graph that will draft.
+    """
+    key = AdapterKey.of(bundle, target)
+    if not key.rank:
+        return AdapterInUse()
+    found = AdapterInUse(AdapterStore(adapters_path(bundle.root, target.name), key))
+    found.load(inputs)
+    return found

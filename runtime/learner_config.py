@@ -1,0 +1,60 @@
+"""How a drafter learns from what its target writes."""
+
+from dataclasses import dataclass
+
+from omnidraft_npu.errors import ConfigError
+
+from .adamw import AdamWConfig
+from .lora_trainer import Loss
+
+_OPTIMIZER = AdamWConfig(learning_rate=1e-3, warmup_steps=5)
+
+NUM_TOP = 32
+"""Pieces of a law that an example keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """When a drafter learns, from what, and how fast."""
+
+    loss: Loss = "trie"
+    batch: int = 8
+    """New responses that make a lesson."""
+    passes: int = 2
+    """Responses that a lesson learns from, over its new ones: the others are older."""
+    num_recent: int = 512
+    """Responses that those others are drawn from, the latest ones."""
+    held_out_every: int = 5
+    """One in so many responses is not learned from, it judges the others."""
+    max_held_out: int = 16
+    """Responses that judge an adapter, the latest ones."""
+    max_loss: float = 0.01
+    """Held-back acceptance that an adapter may lose under training before it is rolled back."""
+    min_tokens: int = 8
+    """Shorter responses are not kept."""
+    max_context: int = 512
+    """Pieces kept of what led to a response."""
+    num_context: int = 64
+    """Pieces that a row of the training graph has before what it learns, at least."""
+    is_joint: bool = False
+    """Whether the acceptance head's loss moves the adapter too."""
+    optimizer: AdamWConfig = _OPTIMIZER
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        lowest = {
+            "batch": 1,
+            "passes": 1,
+            "num_recent": 1,
+            "held_out_every": 2,
+            "max_held_out": 1,
+            "min_tokens": 1,
+            "max_context": 0,
+            "num_context": 1,
+            "seed": 0,
+        }
+        for name, least in lowest.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
+        if not self.max_loss >= 0:
+            raise ConfigError(f"max_loss is {self.max_loss}, must not be negative")

@@ -1,0 +1,70 @@
+"""Which answers a lesson learns from, and which ones judge it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from omnidraft_npu.examples import windows
+from omnidraft_npu.replay import Example, ReplayBuffer
+
+from .learner_config import LearnerConfig
+from .lora_trainer import TrainingStep
+
+
+class RecentExamples:
+    """The latest examples of a buffer, read as they come."""
+
+    def __init__(self, buffer: ReplayBuffer, config: LearnerConfig) -> None:
+        """Read from `buffer`; one example in `held_out_every` is held back, by its number."""
+        self._buffer, self._config = buffer, config
+        self._seen = 0
+        self._learned: dict[int, Example] = {}
+        self._held: dict[int, Example] = {}
+
+    def read(self, newest: int) -> list[int]:
+        """Take up what came since the last call.
+
+        Args:
+            newest: Number of the last example that was learned from; older ones may be dropped.
+
+        Returns:
+            Numbers of the examples to learn from that are newer.
+        """
+        config = self._config
+        for number, example in self._buffer.numbered(after=self._seen):
+            is_held = number % config.held_out_every == 0
+            (self._held if is_held else self._learned)[number] = example
+            self._seen = number
+        for number in sorted(self._held)[: -config.max_held_out]:
+            del self._held[number]
+        old = [number for number in self._learned if number <= newest]
+        for number in sorted(old)[: -config.num_recent]:
+            del self._learned[number]
+        return sorted(number for number in self._learned if number > newest)
+
+    @property
+    def held_back(self) -> list[Example]:
+        """Those that judge, the oldest first."""
+        return list(self._held.values())
+
+    def batches(self, new: list[int], step: TrainingStep) -> Iterator[list[Example]]:
+        """Rows for the training graph: of the new answers and of older ones, mixed.
+
+        The same examples, new numbers and seed give the same rows.
+        """
+        config = self._config
+        rng = np.random.default_rng((config.seed, max(new)))
+        old = [number for number in self._learned if number < min(new)]
+        pool = old if len(old) >= len(new) else [*old, *new]
+        chosen = list(new)
+        for _ in range(config.passes - 1):
+            chosen += rng.choice(pool, len(new), replace=False).tolist()
+        num_context = min(config.num_context, step.length // 2)
+        rows = [
+            row
+            for number in chosen
+            for row in windows(self._learned[number], step.length, num_context=num_context)
+        ]
+        order = rng.permutation(len(rows)).tolist()
+        for start in range(0, len(order), step.batch):
+            yield [rows[i] for i in order[start : start + step.batch]]
