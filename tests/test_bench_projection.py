@@ -1,11 +1,16 @@
 """`bench --project-chip`: the acceptance measured here, the speeds published for a chip."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
+from npu_bundle import CONTEXT as NPU_CONTEXT
+from npu_bundle import write_npu_bundle
+from tiny_bundle import CONTEXT as CPU_CONTEXT
 from tiny_bundle import write_bundle
 
+from omnidraft_npu import cost_model
 from omnidraft_npu.cli import cli
 
 
@@ -38,6 +43,31 @@ def test_the_projection_uses_what_was_measured_and_is_labelled(bundle, tmp_path)
     shown = bench(bundle, tmp_path, *arguments).stdout
     assert "A projection for x-elite, not a measurement" in shown
     assert "Snapdragon X Elite CRD (geniex_qairt, w4a16, context 512" in shown
+    assert "source: Published in the performance files of Qualcomm AI Hub Models 0.65" in shown
+    assert "the smallest published model has" in shown, "the drafter is smaller"
+    assert re.search(
+        r"32 tokens buys at most \d+ % over one of 8: export with --verify-length", shown
+    )
+
+
+def test_a_longer_verify_graph_that_buys_nothing_is_said_so(bundle, tmp_path):
+    shown = bench(bundle, tmp_path, "--project-chip", "x-elite", "--target", "other").stdout
+    assert "A verify graph of over 8 tokens buys nothing here" in shown
+
+
+def test_the_context_is_that_of_the_npu_s_graphs_where_there_are_any(bundle, tmp_path, monkeypatch):
+    asked = []
+
+    def project(*arguments, context_length, **options):
+        asked.append(context_length)
+        return original(*arguments, context_length=context_length, **options)
+
+    original = cost_model.project
+    monkeypatch.setattr(cost_model, "project", project)
+    for root in (bundle, write_npu_bundle(tmp_path / "npu")):
+        result = bench(root, tmp_path, "--project-chip", "x-elite", "--json")
+        assert result.exit_code == 0, result.output
+    assert asked == [CPU_CONTEXT, NPU_CONTEXT]
 
 
 def test_without_sizes_the_models_own_are_taken(bundle, tmp_path):

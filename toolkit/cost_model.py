@@ -37,6 +37,8 @@ class ChipSpeed:
     context_length: int
     """Of the figures, the published one nearest to the one asked for."""
     num_models: int
+    smallest_b: float
+    """Billions of parameters of the smallest of them; times of smaller ones are a guess."""
     overhead_ms: float
     """What a pass takes whatever the model's size."""
     ms_per_b: float
@@ -92,6 +94,16 @@ class Projection:
     draft_step_without_overhead_ms: float
     lengths: tuple[LengthProjection, ...]
 
+    @property
+    def longer_gain(self) -> tuple[LengthProjection, float]:
+        """The verify length that pays most, and by which share it beats the shortest one.
+
+        Under the assumption that favours long drafts: a drafter that only reads its weights.
+        """
+        best = max(self.lengths, key=lambda row: row.best_without_overhead.speedup)
+        shortest = self.lengths[0].best_without_overhead.speedup
+        return best, best.best_without_overhead.speedup / shortest - 1
+
     def to_json(self) -> dict[str, Any]:
         """The record as plain dictionaries and lists, labelled for what it is."""
         return {"is_projection": True, **dataclasses.asdict(self)}
@@ -118,6 +130,7 @@ def chip_speed(chip: Chip, context_length: int) -> ChipSpeed:
         runtime=chosen[0].runtime,
         context_length=nearest,
         num_models=len(chosen),
+        smallest_b=min(f.parameters_b for f in chosen),
         overhead_ms=overhead_ms,
         ms_per_b=ms_per_b,
         prefill_cost=statistics.median(f.ttft_min_ms / f.one_token_ms for f in chosen),

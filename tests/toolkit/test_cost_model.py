@@ -24,7 +24,8 @@ def projected(acceptance=0.7, target_b=8.0, drafter_b=0.1, chip=X_ELITE, **optio
 
 def speed(**options):
     fields = {"overhead_ms": 10.0, "ms_per_b": 5.0, "prefill_cost": 2.0}
-    return ChipSpeed(device="d", runtime="r", context_length=1, num_models=3, **fields | options)
+    given = {"device": "d", "runtime": "r", "context_length": 1, "num_models": 3, "smallest_b": 1.0}
+    return ChipSpeed(**given, **fields | options)
 
 
 def test_a_pass_costs_what_is_published_at_both_ends_and_a_line_between():
@@ -79,6 +80,10 @@ def test_a_longer_verify_graph_pays_only_where_enough_is_accepted():
         return long.speedup / short.speedup
 
     assert gains(0.5) < 1 < gains(0.95)
+    assert projected(0.5).longer_gain == (projected(0.5).lengths[0], 0)
+    longest, gain = projected(0.95).longer_gain
+    assert longest.verify_length == 32
+    assert gain == pytest.approx(gains(0.95) - 1)
 
 
 def test_the_figures_of_the_x_elite_are_those_published():
@@ -88,6 +93,7 @@ def test_the_figures_of_the_x_elite_are_those_published():
     found = chip_speed(X_ELITE, 4096)
     assert found.one_token_ms(8) == pytest.approx(100, rel=0.1)
     assert 1.6 < found.prefill_cost < 2.3
+    assert found.smallest_b < 1
     assert "AI Hub Models 0.65" in figures_source()
 
 

@@ -106,20 +106,23 @@ def project_bench(
         acceptance_after=stats.accepted / stats.tested,
         target_b=target_b or _parameters_b(opened, pair.target.entry, "target"),
         drafter_b=drafter_b or _parameters_b(opened, drafter, "drafter"),
-        context_length=pair.target.entry.context_length,
+        context_length=(pair.target.entry.htp or pair.target.entry).context_length,
     )
 
 
 def print_projection(projection: "Projection") -> None:
     """The projection on stdout, every input first."""
+    from ..chips.figures import figures_source
     from .tables import make_table, table_console
 
     speed = projection.speed
     by_position = " ".join(f"{a:.2f}" for a in projection.acceptance_by_position)
-    click.echo(f"\nA projection for {projection.chip}, not a measurement. Its inputs:")
+    click.echo(
+        f"\nA projection for {projection.chip}, not a measurement: nothing ran there. Its inputs:"
+    )
     click.echo(
         f"  acceptance by position, measured above: {by_position}; "
-        f"{projection.acceptance_after:.2f} assumed after that"
+        f"{projection.acceptance_after:.2f} assumed after that, and the same on the chip"
     )
     click.echo(
         f"  published for {speed.device} ({speed.runtime}, w4a16, context {speed.context_length}, "
@@ -127,13 +130,23 @@ def print_projection(projection: "Projection") -> None:
         f"{speed.ms_per_b:.1f} ms a billion parameters; 128 tokens cost {speed.prefill_cost:.2f} "
         "of one, taken as linear between"
     )
+    click.echo(f"  source: {figures_source()}")
     click.echo(
         f"  target of {projection.target_b:.3g} billion parameters: {projection.target_step_ms:.1f}"
         f" ms a step; drafter of {projection.drafter_b:.3g}: {projection.draft_step_ms:.1f} ms, or "
         f"{projection.draft_step_without_overhead_ms:.1f} ms if it only had to read its weights"
     )
+    if min(projection.target_b, projection.drafter_b) < speed.smallest_b:
+        click.echo(
+            f"  the smallest published model has {speed.smallest_b:.3g} billion: a smaller one's "
+            "time is a guess; --project-target-size 8, say, asks for a larger target"
+        )
+    click.echo(
+        "  speed-up = tokens a round / (pass cost + k drafter steps / target step); each draft "
+        "counts as a drafter step, also one of prompt lookup, and the bridge as nothing"
+    )
     drafted = ("k", "tokens a round", "speed-up")
-    columns = ("verify length", "pass cost", *drafted, *(f"{name} at most" for name in drafted))
+    columns = ("verify length", "pass cost", *drafted, *(f"{name} *" for name in drafted))
     table = make_table(columns, long=())
     for row in projection.lengths:
         table.add_row(
@@ -143,7 +156,16 @@ def print_projection(projection: "Projection") -> None:
             *_cells(row.best_without_overhead),
         )
     table_console().print(table)
-    click.echo("at most: with a drafter that only has to read its weights")
+    click.echo("* at most: with a drafter that only has to read its weights")
+    shortest, (longer, gain) = projection.lengths[0], projection.longer_gain
+    if longer is shortest:
+        said = f"A verify graph of over {shortest.verify_length} tokens buys nothing here"
+    else:
+        said = (
+            f"A verify graph of {longer.verify_length} tokens buys at most {100 * gain:.0f} % over "
+            f"one of {shortest.verify_length}: export with --verify-length {longer.verify_length}"
+        )
+    click.echo(said)
 
 
 def _cells(best: "Best") -> tuple[str, str, str]:
