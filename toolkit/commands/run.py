@@ -1,5 +1,6 @@
 """`omnidraft-npu run`: answer a prompt."""
 
+import contextlib
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from .decoding_options import (
     drafting_options,
     sampling_options,
 )
+from .learning import give_lesson, learning_session
 from .measuring import tell_devices
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     "--raw", is_flag=True, help="Give the model the bare prompt, without a chat template."
 )
 @click.option("--no-draft", is_flag=True, help="Decode with the target alone.")
+@click.option(
+    "--no-learn", is_flag=True, help="Keep nothing of this answer for the drafter to learn from."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
 def command(
     prompt: str | None,
@@ -67,6 +72,7 @@ def command(
     threads: int | None,
     raw: bool,
     no_draft: bool,
+    no_learn: bool,
     as_json: bool,
     accept_terms: bool,
 ) -> None:
@@ -76,6 +82,10 @@ def command(
     file, as it is, or from stdin, less one line end after it. Greedy decoding gives exactly
     what the target alone would write, and sampling draws from exactly the target's
     probabilities.
+
+    Where the bundle's drafter can learn, it learns from every eight answers, on this machine
+    and after they were written. What is kept lies in the bundle's `state/`: numbers of tokens
+    and their probabilities. `omnidraft-npu adapters forget` erases it.
 
     \b
     Examples:
@@ -131,7 +141,13 @@ def command(
     extra: dict[str, Any] = {"placement": session.pair.placement}
     if not no_draft:
         extra |= {"draft_mode": draft_mode, "draft_length": draft_length}
-    _answer(session, prompt_ids, config, extra if as_json else None)
+    with contextlib.ExitStack() as ending:
+        learner = None
+        if not no_learn:
+            learner = ending.enter_context(learning_session(session, threads=threads))
+        _answer(session, prompt_ids, config, extra if as_json else None)
+        if learner is not None:
+            give_lesson(learner)
 
 
 def _answer(

@@ -1,0 +1,92 @@
+"""`omnidraft-npu run` as it learns: what it keeps, says and leaves alone."""
+
+import json
+import os
+import shutil
+import stat
+
+import pytest
+from click.testing import CliRunner
+from learning_bundle import write_learning_bundle
+
+from omnidraft_npu.cli import cli
+from omnidraft_npu.runtime.learner import Learner
+from omnidraft_npu.state_folder import learning, replay_path
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return write_learning_bundle(tmp_path_factory.mktemp("learning"))
+
+
+@pytest.fixture
+def bundle(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "bundle")
+
+
+def run(bundle, *arguments, prompt="the small drafter"):
+    options = ["-b", str(bundle), "--max-new-tokens", "24", "--raw", "--threads", "1"]
+    return CliRunner().invoke(cli, ["run", *options, prompt, *arguments])
+
+
+def examples(bundle):
+    return sorted(replay_path(bundle, "target").glob("0*.safetensors"))
+
+
+def test_an_answer_is_kept_for_learning(bundle):
+    plain = run(bundle, "--no-learn")
+    assert plain.exit_code == 0, plain.output
+    assert not (bundle / "state").exists()
+    learned = run(bundle)
+    assert learned.stdout == plain.stdout
+    assert len(examples(bundle)) == 1
+
+
+def test_the_eighth_answer_is_followed_by_a_lesson(bundle):
+    said = [run(bundle, prompt=f"number {n} and") for n in range(11)]
+    assert all(one.exit_code == 0 for one in said)
+    lessons = [i for i, one in enumerate(said) if "learned from 8 answers" in one.stderr]
+    assert lessons == [8]  # One of these nine was held back.
+    assert "held-back acceptance" in said[8].stderr
+    assert said[8].stdout == run(bundle, "--no-learn", prompt="number 8 and").stdout
+
+
+def test_json_stays_one_document(bundle):
+    for n in range(10):
+        document = json.loads(run(bundle, "--json", prompt=f"number {n} and").stdout)
+        assert document["token_ids"]
+
+
+def test_a_lesson_that_ctrl_c_breaks_off_loses_nothing(bundle, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Learner, "step", interrupt)
+    said = run(bundle)
+    assert said.exit_code == 0
+    assert "put off" in said.stderr
+    assert len(examples(bundle)) == 1
+
+
+def test_another_process_that_learns_is_said_and_decoding_goes_on(bundle):
+    with learning(bundle, "target"):
+        said = run(bundle)
+    assert said.exit_code == 0
+    assert said.stderr.count("another process is learning") == 1
+    assert not examples(bundle)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs permissions of POSIX")
+def test_a_state_that_cannot_be_written_is_said_and_decoding_goes_on(bundle, monkeypatch):
+    """Root may write anywhere, so a plain file stands where the folder should."""
+    (bundle / "state").write_text("in the way")
+    (bundle / "state").chmod(stat.S_IREAD)
+    said = run(bundle)
+    assert said.exit_code == 0, said.output
+    assert said.stderr.count("cannot write to") == 1
+
+
+def test_a_drafter_that_is_not_used_is_not_taught(bundle):
+    assert run(bundle, "--no-draft").exit_code == 0
+    assert run(bundle, "--proposer", "lookup").exit_code == 0
+    assert not (bundle / "state").exists()
