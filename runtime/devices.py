@@ -152,6 +152,8 @@ def _choose_chip(htp: HtpEntry, device: HtpDevice, name: str | None) -> Chip:
         from omnidraft_npu.qnn.this_chip import find_this_chip
 
         if (this := find_this_chip()) is not None:
+            if this.is_too_old:
+                raise DeviceError(f"{this.why_too_old}: use the CPU")
             return this
     if len(compiled) == 1:
         return find_chip(next(iter(compiled)))

@@ -44,7 +44,7 @@ def test_the_projection_uses_what_was_measured_and_is_labelled(bundle, tmp_path)
     assert "A projection for x-elite, not a measurement" in shown
     assert "Snapdragon X Elite CRD (geniex_qairt, w4a16, context 512" in shown
     assert "source: Published in the performance files of Qualcomm AI Hub Models 0.65" in shown
-    assert "the smallest published model has" in shown, "the drafter is smaller"
+    assert "so what the drafter would take is a guess\n" in shown
     assert re.search(
         r"32 tokens buys at most \d+ % over one of 8: export with --verify-length", shown
     )
@@ -76,6 +76,8 @@ def test_without_sizes_the_models_own_are_taken(bundle, tmp_path):
     found = json.loads(result.stdout)["projection"]
     assert 0 < found["target_b"] < 1e-3
     assert found["chip"] == "8-elite"
+    shown = bench(bundle, tmp_path, "--project-chip", "8 Elite").stdout
+    assert "so what the target and the drafter would take is a guess; --project-target-" in shown
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from npu_bundle import CONTEXT, LENGTHS, write_npu_bundle
 from tiny_bundle import write_bundle
 
-from omnidraft_npu.chips.table import find_chip
+from omnidraft_npu.chips.table import chip_named, find_chip
 from omnidraft_npu.cli import cli
 from omnidraft_npu.config import DecodeConfig, DeviceConfig
 from omnidraft_npu.errors import DeviceError
@@ -262,6 +262,10 @@ def test_the_chip_is_the_one_named_else_this_machine_s_else_the_bundle_s(bundle,
     falling = run(bundle)
     assert stats(falling)["target_provider"] == CPU
     assert falling.stderr.count("name it with --soc") == 1
+    monkeypatch.setattr(this_chip, "find_this_chip", lambda: chip_named("sm8150"))
+    assert "Snapdragon 855 is too old" in run(bundle, "--target-device", "npu").stderr
+    assert run(bundle, "--target-device", "npu").exit_code == 4
+    assert stats(run(bundle))["target_provider"] == CPU
     npu.kind = "simulator"
     assert soc_of() == {60}
 

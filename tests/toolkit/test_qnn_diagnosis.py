@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft_npu.chips.table import find_chip
+from omnidraft_npu.chips.table import chip_named, find_chip
 from omnidraft_npu.errors import DeviceError
 from omnidraft_npu.qnn import diagnosis, installation, probe, versions
 from omnidraft_npu.qnn.diagnosis import Host, diagnose
@@ -107,6 +107,15 @@ def test_a_kernel_without_fastrpc_and_one_that_refuses_are_told_apart(board, mon
     missing = found(board, NPU)["kernel"]
     assert missing.status == "wrong"
     assert "fastrpc-cdsp" in missing.found
+
+
+def test_a_chip_that_is_too_old_is_told_so_and_nothing_is_to_be_mended(board, monkeypatch):
+    """GenieX#1235: old chips were not told that they only have their CPU."""
+    monkeypatch.setattr(diagnosis, "find_this_chip", lambda: chip_named("sm8150"))
+    findings = found(board, nothing_is_probed)
+    assert {finding.status for finding in findings.values()} == {"ok", "note"}
+    assert "Snapdragon 855 is too old: its NPU is Hexagon v66" in findings["NPU"].found
+    assert "kernel" not in findings and "ADSP_LIBRARY_PATH" not in findings
 
 
 def test_an_arm_machine_whose_npu_qnn_does_not_see_is_ill(board):

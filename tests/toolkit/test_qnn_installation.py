@@ -141,7 +141,7 @@ def test_versions_at_the_edge_of_the_range_pass(monkeypatch, core, qnn):
         ("QCS6490\n", "qcs6490"),
         ("Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz", None),
         ("AMD EPYC 7B13", None),
-        ("SM8150", None),  # too old for the NPU
+        ("SM8150", "855"),
         ("", None),
     ],
 )

@@ -73,6 +73,14 @@ class Chip:
         """Whether its NPU is none that QNN's HTP backend knows."""
         return self.arch < OLDEST_ARCH
 
+    @property
+    def why_too_old(self) -> str:
+        """What its NPU lacks, where it is too old."""
+        return (
+            f"{self.name} is too old: its NPU is Hexagon v{self.arch} and the HTP backend of QNN "
+            f"needs v{OLDEST_ARCH}"
+        )
+
 
 def all_chips() -> tuple[Chip, ...]:
     """Every chip of the table, the best known first; those too old for the NPU too."""
@@ -94,21 +102,19 @@ def find_chip(name: str) -> Chip:
     Raises:
         ConfigError: no such chip (near ones are listed), or one whose NPU is too old.
     """
-    chip = _find(name)
+    chip = chip_named(name)
     if chip is None:
         raise ConfigError(
             f"no chip {name!r} is known{_near(_plain(name))}: "
             "`omnidraft-npu devices --verbose` lists every name that can be given"
         )
     if chip.is_too_old:
-        raise ConfigError(
-            f"{chip.name} is too old: its NPU is Hexagon v{chip.arch} and the HTP backend of QNN "
-            f"needs v{OLDEST_ARCH}, so models run on its CPU; leave it out"
-        )
+        raise ConfigError(f"{chip.why_too_old}, so models run on its CPU; leave it out")
     return chip
 
 
-def _find(name: str) -> Chip | None:
+def chip_named(name: str) -> Chip | None:
+    """The same, also where its NPU is too old; None where there is no such chip."""
     chips, wanted = _by_name(), _plain(name)
     if wanted not in chips and (bin_of := _NEAR_SKU.fullmatch(wanted)):
         wanted = bin_of[1]

@@ -136,10 +136,12 @@ def print_projection(projection: "Projection") -> None:
         f" ms a step; drafter of {projection.drafter_b:.3g}: {projection.draft_step_ms:.1f} ms, or "
         f"{projection.draft_step_without_overhead_ms:.1f} ms if it only had to read its weights"
     )
-    if min(projection.target_b, projection.drafter_b) < speed.smallest_b:
+    sizes = {"target": projection.target_b, "drafter": projection.drafter_b}
+    if small := [role for role, size in sizes.items() if size < speed.smallest_b]:
         click.echo(
-            f"  the smallest published model has {speed.smallest_b:.3g} billion: a smaller one's "
-            "time is a guess; --project-target-size 8, say, asks for a larger target"
+            f"  the smallest published model has {speed.smallest_b:.3g} billion, so what the "
+            f"{' and the '.join(small)} would take is a guess"
+            + ("; --project-target-size 8 asks for a larger target" if "target" in small else "")
         )
     click.echo(
         "  speed-up = tokens a round / (pass cost + k drafter steps / target step); each draft "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..chips.table import Chip
 from ..errors import DeviceError
 from .binary import installed_qnn_version
 from .installation import Installation, installed_libraries, library_problem
@@ -101,10 +102,14 @@ def diagnose(
         found = "none was tried, for what is wrong above would only be said again"
         yield Finding(name="backends", status="note", found=found)
         return
+    chip = find_this_chip()
+    if chip is not None and chip.is_too_old:
+        yield Finding(name="NPU", status="note", found=f"{chip.why_too_old}; models run on the CPU")
+        return
     probes = [probe(backend) for backend in BACKENDS]
     for one in probes:
         yield _backend(one)
-    yield from _npu(host, probes[0], installation.htp.parent)
+    yield from _npu(host, probes[0], installation.htp.parent, chip)
 
 
 def _python(host: Host) -> Finding:
@@ -158,8 +163,7 @@ def _backend(probe: Probe) -> Finding:
     )
 
 
-def _npu(host: Host, htp: Probe, libraries: Path) -> Iterator[Finding]:
-    chip = find_this_chip()
+def _npu(host: Host, htp: Probe, libraries: Path, chip: Chip | None) -> Iterator[Finding]:
     what = "unknown" if chip is None else f"{chip.name} (v{chip.arch})"
     if "NPU" in htp.devices:
         yield Finding(name="NPU", status="ok", found=f"present; the chip is {what}")

@@ -4,15 +4,14 @@ import re
 import sys
 from pathlib import Path
 
-from ..chips.table import Chip, find_chip
-from ..errors import ConfigError
+from ..chips.table import Chip, chip_named
 
 _BOARD = Path("/sys/devices/soc0/machine")
 _PROCESSOR = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
 
 def find_this_chip() -> Chip | None:
-    """The chip of this machine; None where it is not named, or not one of the table."""
+    """The chip of this machine, which may be too old; None where it is none of the table."""
     return chip_in(_description())
 
 
@@ -21,10 +20,8 @@ def chip_in(description: str) -> Chip | None:
     parts = [part.strip() for part in description.split(" - ")]
     words = re.findall(r"[A-Za-z]+[0-9][A-Za-z0-9]{3,}(?:-[A-Za-z0-9]+)?", description)
     for name in (*words, *(re.sub(r"\(\w+\)", "", part) for part in parts)):
-        try:
-            return find_chip(name)
-        except ConfigError:
-            continue
+        if (chip := chip_named(name)) is not None:
+            return chip
     return None
 
 
