@@ -17,10 +17,11 @@ needs and no more; of a response and what led to it, numbers only:
 """
 
 import contextlib
+import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ TRAINING_FILE = "training.safetensors"
 
 Flags = npt.NDArray[np.bool_]
 
+_LAWS = ("top_ids", "top_probs")
 _OTHERS = ("pieces", "tokens", "is_drafted", "is_direct")
 _NAME = re.compile(r"(\d{8})(-[0-9a-f]{16})?\.safetensors")
 
@@ -88,7 +90,11 @@ class ReplayBuffer:
             "top_probs": example.laws.probs.astype(np.float16),
             **{name: getattr(example, name) for name in _OTHERS},
         }
-        metadata = {"format_version": str(FORMAT_VERSION), "pair": self.pair}
+        metadata = {
+            "format_version": str(FORMAT_VERSION),
+            "pair": self.pair,
+            "sha256": _digest(tensors),
+        }
         files = self._files()
         number = 1 + (int(files[-1].name[:8]) if files else 0)
         path = self.folder / f"{number:08}-{secrets.token_hex(8)}.safetensors"
@@ -164,16 +170,27 @@ class ReplayBuffer:
                     raise ValueError(f"its format version is {metadata.get('format_version')}")
                 if metadata.get("pair") != self.pair:
                     return None
-                ids, probs = file.get_tensor("top_ids"), file.get_tensor("top_probs")
-                others = {name: file.get_tensor(name) for name in _OTHERS}
+                tensors = {name: file.get_tensor(name) for name in (*_LAWS, *_OTHERS)}
+            if _digest(tensors) != metadata.get("sha256"):
+                raise ValueError("it was changed since it was written")
+            ids, probs = (tensors.pop(name) for name in _LAWS)
             laws = PieceLaws(ids=ids, probs=probs.astype(np.float32))
-            example = Example(laws=laws, **others)
+            example = Example(laws=laws, **tensors)
             _check(example)
         except FileNotFoundError:
             return None
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise BundleError(f"{path} cannot be read ({error}): delete it") from error
         return example
+
+
+def _digest(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Of all that the file holds: a flipped bit can make another piece of one."""
+    digest = hashlib.sha256()
+    for name, values in sorted(tensors.items()):
+        digest.update(f"{name} {values.dtype} {values.shape}".encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
 
 
 def _check(example: Example) -> None:

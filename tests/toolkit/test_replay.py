@@ -187,3 +187,30 @@ def test_a_full_disk_while_writing_is_an_os_error(buffer, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         buffer.append(example(1))
     assert len(list(buffer.examples())) == len(list(buffer.folder.iterdir())) == 1
+
+
+def test_a_bit_that_flips_anywhere_is_said_and_the_example_passed_over(buffer, caplog, rng):
+    """Of a piece's number it makes another number, which no graph may have a row for."""
+    buffer.append(example())
+    (path,) = buffer.folder.iterdir()
+    data = path.read_bytes()
+    for at in rng.choice(len(data), 60, replace=False):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        caplog.clear()
+        found = list(buffer.examples())
+        # Of another pair, or said: the name of the pair may be what was hit.
+        assert not found
+        assert caplog.records or b'"pair":"a-b"' not in damaged
+
+
+def test_an_example_cut_anywhere_is_said_and_passed_over(buffer, caplog, rng):
+    buffer.append(example())
+    (path,) = buffer.folder.iterdir()
+    data = path.read_bytes()
+    for length in (0, 7, 8, *rng.integers(0, len(data), 20)):
+        path.write_bytes(data[:length])
+        caplog.clear()
+        assert not list(buffer.examples())
+        assert caplog.records
