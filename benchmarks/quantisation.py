@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from omnidraft_npu.quantize.calibration.comparison import compare
+from omnidraft_npu.quantize.calibration.comparison import ModelComparison
 from omnidraft_npu.quantize.calibration.htp_quantization import find_encodings, write_graphs
 from omnidraft_npu.quantize.calibration.ranges import collect_ranges
 from omnidraft_npu.quantize.calibration.texts import calibration_text
@@ -54,7 +54,7 @@ def main() -> None:
         done("float graph")
     saved = arguments.work / "ranges.json"
     if not saved.is_file():
-        ranges = collect_ranges(source[128], text.windows, sliding_window=config.sliding_window)
+        ranges, _ = collect_ranges(source[128], text.windows, sliding_window=config.sliding_window)
         saved.write_text(json.dumps(ranges), encoding="utf-8")
         done("ranges")
     ranges = {name: tuple(pair) for name, pair in json.loads(saved.read_text()).items()}
@@ -73,13 +73,9 @@ def main() -> None:
     done("quantised graph")
     ids = tokenizer.encode(arguments.text.read_text(encoding="utf-8"), add_special=False)
     judged = np.array(ids[: arguments.windows * WINDOW]).reshape(arguments.windows, WINDOW)
-    result = compare(
-        source[128],
-        graphs[128],
-        judged,
-        num_layers=config.num_layers,
-        sliding_window=config.sliding_window,
-    )
+    comparison = ModelComparison(judged, sliding_window=config.sliding_window)
+    comparison.add(source[128], graphs[128], range(config.num_layers))
+    result = comparison.result()
     done("comparison")
     print(json.dumps({"recipe": name, "kv_bits": recipe.kv_bits, **result.to_report()}))
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB")

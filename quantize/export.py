@@ -179,6 +179,7 @@ def _htp_model(model: PreparedModel) -> HtpModel | None:
         request=request.htp,
         checkpoint=model.checkpoint,
         tokenizer=model.tokenizer,
+        max_context_length=request.context_length,
         lora_rank=request.lora_rank,
         has_hidden_states=request.has_hidden_states,
     )

@@ -14,6 +14,7 @@ from .stages import Facts
 
 PREFILL_LENGTH = 128
 MAX_VERIFY_LENGTH = 32
+DEFAULT_CONTEXT_LENGTH = 1024
 
 _FEWEST_ROWS_V69 = 5
 """Hexagon v69 gets a product of 16-bit queries and 8-bit keys wrong in all heads but the first
@@ -31,8 +32,9 @@ class HtpOptions:
     kv_bits: KvBits | None = None
     verify_length: int = 8
     """Tokens of the graph that verifies: one more than the longest draft."""
-    context_length: int = 1024
-    """Slots of the cache, all of which every pass computes with."""
+    context_length: int | None = None
+    """Slots of the cache, all of which every pass computes with; None for
+    `DEFAULT_CONTEXT_LENGTH`, or fewer where a conversation holds no more."""
     calibration: Path | None = None
     """Prompts of the user's; None for the built-in ones."""
     share_weights: bool = False
@@ -47,7 +49,7 @@ class HtpOptions:
                 f"verify_length is {self.verify_length}, must be from 2 to {MAX_VERIFY_LENGTH}: "
                 "use --verify-length 8"
             )
-        if self.context_length < 16:
+        if self.context_length is not None and self.context_length < 16:
             raise ConfigError(
                 f"htp_context_length is {self.context_length}, must be at least 16: "
                 "use --htp-context-length 1024"
@@ -66,11 +68,6 @@ class HtpRequest:
     chips: tuple[Chip, ...]
     recipe: Recipe
     options: HtpOptions
-
-    @property
-    def context_length(self) -> int:
-        """Slots of the cache that were asked for."""
-        return self.options.context_length
 
     def lengths(self, context_length: int, group: int) -> tuple[int, ...]:
         """Tokens of each graph of a model with so many slots: draft, verify, prefill.
@@ -93,7 +90,8 @@ class HtpRequest:
             "chips": [chip.key for chip in self.chips],
             "recipe": repr(self.recipe),
             "verify_length": self.options.verify_length,
-            "context_length": self.context_length,
+            "context_length": self.options.context_length,
+            "max_ram_bytes": self.options.max_ram_bytes,
             "calibration": None if calibration is None else _fingerprint(calibration),
             "share_weights": self.options.share_weights,
             "one_binary": self.options.one_binary,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from omnidraft_npu.chips.table import Chip
+from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.manifest import HtpEntry, HtpPart, read_record
 from omnidraft_npu.progress import Report
 from omnidraft_npu.qnn.binary import installed_qnn_version
@@ -16,13 +17,15 @@ from .calibration.texts import calibration_text
 from .checkpoints.checkpoint import Checkpoint, TokenizerFiles
 from .compile import compile_graphs
 from .htp.decoder_graph import HtpGraphOptions
-from .htp_parts import build_parts, check_parts
-from .htp_request import HtpRequest
+from .htp_request import DEFAULT_CONTEXT_LENGTH, HtpRequest
 from .preflight import HtpEstimate, check_memory, estimate, size_text
 from .recipes import Recipe
 from .stages import Facts, Stages, Tell
 
 logger = logging.getLogger(__name__)
+
+_FEW_PROMPTS, _FEW_TOKENS = 8, 1000
+"""Calibration on less is not trusted without a word."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,55 +36,106 @@ class HtpModel:
     request: HtpRequest
     checkpoint: Checkpoint
     tokenizer: TokenizerFiles
+    max_context_length: int
+    """Most tokens of a conversation, on any device."""
     lora_rank: int
     has_hidden_states: bool
 
     @property
     def options(self) -> HtpGraphOptions:
         """Lengths, context and inputs of the graphs."""
-        config = self.checkpoint.config
-        context_length = min(self.request.context_length, config.context_length)
+        config, wanted = self.checkpoint.config, self.request.options
+        context_length = min(
+            wanted.context_length or DEFAULT_CONTEXT_LENGTH,
+            self.max_context_length,
+            config.context_length,
+        )
+        lengths = self.request.lengths(context_length, config.num_heads // config.num_kv_heads)
+        has_prefill = wanted.verify_length in lengths[:-1]
         return HtpGraphOptions(
-            lengths=self.request.lengths(context_length, config.num_heads // config.num_kv_heads),
+            lengths=lengths,
             context_length=context_length,
+            prefill_length=lengths[-1] if has_prefill else None,
             lora_rank=self.lora_rank,
             has_hidden_states=self.has_hidden_states,
         )
 
 
 def check_htp(model: HtpModel, available_ram: int | None) -> HtpEstimate:
-    """What can be known to fail before anything is made.
+    """What can be known to fail before anything is made; what may disappoint is logged.
 
     Returns:
         What the model takes.
 
     Raises:
-        ConfigError, ExportError: memory here, or that of a chip, does not suffice.
+        ConfigError, ExportError: memory here, or that of a chip, does not suffice; options that
+            a chip or the model cannot have.
         PromptError: the calibration file cannot be used.
     """
     request, options = model.request, model.options
+    _check_options(model)
     if request.recipe.weights is not None:
         tokenizer = Tokenizer.from_documents(
             model.tokenizer.tokenizer_json, model.tokenizer.tokenizer_config
         )
-        calibration_text(
+        text = calibration_text(
             request.options.calibration,
             tokenizer,
             context_length=options.context_length,
             window=max(options.lengths),
         )
+        if text.num_prompts < _FEW_PROMPTS or text.num_tokens < _FEW_TOKENS:
+            logger.warning(
+                "%s is calibrated on %d prompts of %d tokens in all, and other text may go beyond "
+                "their range: give %d prompts and %d tokens or more, or leave out --calibration",
+                model.name,
+                text.num_prompts,
+                text.num_tokens,
+                _FEW_PROMPTS,
+                _FEW_TOKENS,
+            )
     found = _estimate(model)
-    check_parts(model.name, request.recipe, found.parts)
     check_memory(model.name, found, request.options.max_ram_bytes or available_ram)
     if len(found.parts) > 1:
         logger.info(
-            "%s has %s of weights and cache, more than a context of the NPU holds: it goes into "
-            "%d parts",
+            "%s has %s of weights and cache and goes into %d parts, each a context of its own on "
+            "the NPU",
             model.name,
             size_text(found.weight_bytes + found.kv_bytes),
             len(found.parts),
         )
     return found
+
+
+def _check_options(model: HtpModel) -> None:
+    options, recipe = model.request.options, model.request.recipe
+    wanted, limit = options.context_length, model.checkpoint.config.context_length
+    if wanted is not None and wanted > model.max_context_length:
+        raise ConfigError(
+            f"--htp-context-length {wanted} is more than --context-length "
+            f"{model.max_context_length}, the most that a conversation holds: give "
+            f"{model.max_context_length} or less, or a larger --context-length"
+        )
+    if wanted is not None and wanted > limit:
+        logger.warning(
+            "%s is for %d tokens at most: its cache on the NPU has %d slots, not %d",
+            model.name,
+            limit,
+            limit,
+            wanted,
+        )
+    without = [chip for chip in model.request.chips if not chip.fp16]
+    if model.lora_rank and without:
+        raise ConfigError(
+            f"adapters of {model.name} are computed in fp16 on the NPU, which no source claims for "
+            f"{without[0].name}: leave out --soc {without[0].key}, or export without LoRA inputs"
+        )
+    if recipe.kv_bits == 16:
+        logger.warning(
+            "%s gets a cache of 16 bits, twice the memory of 8; as far as QNN's simulator shows, "
+            "the NPU multiplies by no more than 8 of them: compare with --kv-bits 8",
+            model.name,
+        )
 
 
 def _estimate(model: HtpModel) -> HtpEstimate:
@@ -94,16 +148,18 @@ def _estimate(model: HtpModel) -> HtpEstimate:
         chips=request.chips,
         num_binaries=(1 if request.options.share_weights else len(options.lengths))
         * (1 if request.options.one_binary else len(request.chips)),
+        max_ram_bytes=request.options.max_ram_bytes,
     )
 
 
-def build_htp(model: HtpModel, root: Path, folder: str, tell: Tell) -> Facts:
+def build_htp(model: HtpModel, root: Path, folder: str, rounded: Path, tell: Tell) -> Facts:
     """Write the static graphs of a model.
 
     Args:
         model: The model.
         root: The stage's folder; exists and is empty.
         folder: Its path in the bundle.
+        rounded: Folder for rounded weights, which outlive an interruption.
         tell: Told of every step.
 
     Returns:
@@ -111,32 +167,33 @@ def build_htp(model: HtpModel, root: Path, folder: str, tell: Tell) -> Facts:
     """
     recipe, parts = model.request.recipe, _estimate(model).parts
     config, options = model.checkpoint.config, model.options
-    tokenizer = Tokenizer.from_documents(
-        model.tokenizer.tokenizer_json, model.tokenizer.tokenizer_config
+    made = quantize_htp_decoder(
+        config,
+        model.checkpoint.tensor,
+        Tokenizer.from_documents(model.tokenizer.tokenizer_json, model.tokenizer.tokenizer_config),
+        root,
+        options,
+        recipe,
+        parts=parts,
+        calibration=model.request.options.calibration,
+        rounded=rounded,
+        tell=lambda step, done, total: tell(done, total),
     )
-    source = (config, model.checkpoint.tensor, tokenizer, root, options, recipe)
-    calibration = model.request.options.calibration
+    _tell_loss(model.name, recipe, made)
+    graphs = [_relative(own, root, folder) for own in made.parts]
+    pieces = tuple(
+        HtpPart(num_layers=len(layers), graphs=own)
+        for layers, own in zip(parts, graphs, strict=True)
+    )
+    is_whole = len(parts) == 1
     entry = HtpEntry(
         precision=recipe.name,
         context_length=options.context_length,
+        graphs=graphs[0] if is_whole else {},
+        parts=() if is_whole else pieces,
         sliding_window=config.sliding_window,
         lora_rank=options.lora_rank,
         has_hidden_states=options.has_hidden_states,
-    )
-    if len(parts) > 1:
-        graphs = build_parts(*source, parts, calibration=calibration, tell=tell)
-        pieces = tuple(
-            HtpPart(num_layers=len(layers), graphs=_relative(own, root, folder))
-            for layers, own in zip(parts, graphs, strict=True)
-        )
-        return dataclasses.asdict(dataclasses.replace(entry, parts=pieces))
-    made = quantize_htp_decoder(
-        *source, calibration=calibration, tell=lambda step, done, total: tell(done, total)
-    )
-    _warn_of_loss(model.name, recipe, made)
-    entry = dataclasses.replace(
-        entry,
-        graphs=_relative(made.graphs, root, folder),
         calibration=made.calibration,
         report={} if made.comparison is None else made.comparison.to_report(),
         is_accurate=made.is_accurate,
@@ -144,15 +201,15 @@ def build_htp(model: HtpModel, root: Path, folder: str, tell: Tell) -> Facts:
     return dataclasses.asdict(entry)
 
 
-def _warn_of_loss(name: str, recipe: Recipe, made: QuantizedGraphs) -> None:
-    if made.is_accurate is False and made.comparison is not None:
+def _tell_loss(name: str, recipe: Recipe, made: QuantizedGraphs) -> None:
+    if made.comparison is not None:
+        logger.info("%s in %s: %s", name, recipe.name, made.comparison)
+    if made.faults:
         logger.warning(
-            "%s loses %.1f %% of perplexity in %s, more than the %.0f %% that are good: compare "
-            "it, or use another --htp-precision",
+            "%s loses more in %s than is good (%s): compare it, or use another --htp-precision",
             name,
-            100 * made.comparison.loss,
             recipe.name,
-            100 * recipe.max_loss,
+            "; ".join(made.faults),
         )
 
 
@@ -180,7 +237,7 @@ def export_htp(model: HtpModel, folder: str, stages: Stages, progress: Report) -
     facts = stages.run(
         f"{model.name} for the NPU",
         place,
-        lambda root, tell: build_htp(model, root, place, tell),
+        lambda root, tell: build_htp(model, root, place, stages.scratch(f"{place}/rounded"), tell),
         progress,
     )
     entry: HtpEntry = read_record(HtpEntry, facts, "htp")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from omnidraft_npu.chips.table import Chip
 from omnidraft_npu.errors import ConfigError, ExportError
+from omnidraft_npu.lora import MODULES
 
 from .architecture import DecoderConfig
 from .htp.parts import split_layers
@@ -51,6 +52,7 @@ def estimate(
     context_length: int,
     chips: Sequence[Chip],
     num_binaries: int,
+    max_ram_bytes: int | None = None,
 ) -> HtpEstimate:
     """What compiling a model takes, and into how many contexts it goes.
 
@@ -62,17 +64,17 @@ def estimate(
         chips: Every one must hold each part.
         num_binaries: How many hold the weights: one for each length and chip, if nothing is
             shared.
+        max_ram_bytes: What compiling may take, which smaller parts keep to; None for as few
+            parts as the chips allow.
 
     Raises:
         ConfigError: the cache is too long for a chip; says how long it may be.
         ExportError: a single layer is more than a context holds.
     """
-    shapes = config.tensor_shapes()
-    layers = sum(math.prod(s) for tensor, s in shapes.items() if tensor.startswith("layers."))
     table = config.num_logits * config.hidden_size
-    layer_bytes = layers * _bytes_per_weight(recipe.weights)
+    layer_bytes = _layer_bytes(config, recipe)
     first_bytes, last_bytes = 2 * table, int(table * _bytes_per_weight(recipe.head))
-    weight_bytes = int(layer_bytes) + first_bytes + last_bytes
+    weight_bytes = int(layer_bytes * config.num_layers) + first_bytes + last_bytes
     kv_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     kv_per_token *= (recipe.kv_bits or 32) // 8
     kv_bytes = kv_per_token * context_length
@@ -85,7 +87,12 @@ def estimate(
             f"context of {chip.name} has {size_text(_CACHE_SHARE * room)} to spare for it: use "
             f"--htp-context-length {most} or less"
         )
-    per_layer = int((layer_bytes + kv_bytes) / config.num_layers)
+    per_layer = int(layer_bytes + kv_bytes / config.num_layers)
+    ram = _INTEGER_RAM_PER_BYTE if recipe.has_integer_activations else _FLOAT_RAM_PER_BYTE
+    if max_ram_bytes is not None:
+        ends = (first_bytes, last_bytes)
+        least = per_layer + (sum(ends) if config.num_layers == 1 else max(ends))
+        room = min(room, max(least, int((max_ram_bytes - _RAM_BASE) / ram)))
     parts = split_layers(
         config.num_layers,
         layer_bytes=per_layer,
@@ -93,20 +100,39 @@ def estimate(
         last_bytes=last_bytes,
         room=room,
     )
-    largest = max(
-        len(part) * layer_bytes / config.num_layers
-        + (first_bytes if part.start == 0 else 0)
-        + (last_bytes if part.stop == config.num_layers else 0)
-        for part in parts
-    )
-    ram = _INTEGER_RAM_PER_BYTE if recipe.has_integer_activations else _FLOAT_RAM_PER_BYTE
-    float_bytes = 4 * (layers + 2 * table)
+    weights = sum(map(math.prod, config.tensor_shapes().values()))
+    in_layer = (weights - (1 if config.has_tied_head else 2) * table) / config.num_layers
     return HtpEstimate(
         parts=parts,
         weight_bytes=weight_bytes,
         kv_bytes=kv_bytes,
-        compile_ram_bytes=int(_RAM_BASE + ram * largest),
-        disk_bytes=float_bytes + (2 + num_binaries) * weight_bytes,
+        compile_ram_bytes=int(
+            _RAM_BASE + ram * _largest(parts, layer_bytes, first_bytes, last_bytes)
+        ),
+        disk_bytes=int(4 * _largest(parts, in_layer, table, table))
+        + (weights if recipe.weights is not None else 0)
+        + (1 + num_binaries) * weight_bytes,
+    )
+
+
+def _largest(parts: Sequence[range], layer: float, first: float, last: float) -> float:
+    """Size of the largest part, of that of a layer and what its ends hold besides."""
+    sizes = [len(part) * layer for part in parts]
+    sizes[0] += first
+    sizes[-1] += last
+    return max(sizes)
+
+
+def _layer_bytes(config: DecoderConfig, recipe: Recipe) -> float:
+    """Weights of one layer, each in its own format."""
+    first = {
+        name.removeprefix("layers.0."): math.prod(shape)
+        for name, shape in config.tensor_shapes().items()
+        if name.startswith("layers.0.")
+    }
+    return sum(
+        size * _bytes_per_weight(recipe.format_of(name) if name in MODULES else None)
+        for name, size in first.items()
     )
 
 
@@ -120,7 +146,7 @@ def check_memory(name: str, found: HtpEstimate, available: int | None) -> None:
         raise ExportError(
             f"compiling {name} for the NPU takes about {size_text(found.compile_ram_bytes)} of "
             f"memory, {size_text(available)} are available: free some, use a --htp-precision of "
-            "fewer bits, or --max-ram to try all the same"
+            "fewer bits, or say with --max-ram what it may take, and it goes into smaller parts"
         )
 
 

@@ -39,6 +39,10 @@ class Recipe:
     """Of the cache, which the host then copies as integers; None for floating point."""
     max_loss: float
     """Share by which the perplexity may rise before an export is marked as poor."""
+    min_agreement: float
+    """Share of the tokens after which the first choice must stay the same."""
+    max_error: float
+    """Relative error that the logits may have."""
 
     def format_of(self, module: str) -> WeightFormat | None:
         """Of the weight of a projection."""
@@ -51,13 +55,22 @@ _FINER = ("k_proj", "v_proj")
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe(name="fp16", weights=None, has_integer_activations=False, max_loss=0.01),
+        Recipe(
+            name="fp16",
+            weights=None,
+            has_integer_activations=False,
+            max_loss=0.01,
+            min_agreement=0.97,
+            max_error=0.02,
+        ),
         Recipe(
             name="w8a16",
             weights=WeightFormat(bits=8, granularity="channel"),
             head=_HEAD,
             kv_bits=8,
             max_loss=0.01,
+            min_agreement=0.9,
+            max_error=0.1,
         ),
         Recipe(
             name="w4a16",
@@ -66,6 +79,8 @@ RECIPES: dict[str, Recipe] = {
             finer=_FINER,
             kv_bits=8,
             max_loss=0.08,
+            min_agreement=0.8,
+            max_error=0.2,
         ),
         Recipe(
             name="w4a16-nbits",
@@ -74,6 +89,8 @@ RECIPES: dict[str, Recipe] = {
             finer=_FINER,
             has_integer_activations=False,
             max_loss=0.08,
+            min_agreement=0.8,
+            max_error=0.2,
         ),
     )
 }

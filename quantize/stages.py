@@ -63,6 +63,10 @@ class Stages:
         self.seconds[name] = time.perf_counter() - started
         return facts
 
+    def scratch(self, name: str) -> Path:
+        """A place that outlives an interruption, for what a stage takes up again."""
+        return self._marks / "scratch" / name
+
     def files(self) -> list[Path]:
         """Every file the stages wrote, in a stable order."""
         return sorted(p for p in self.root.rglob("*") if p.is_file() and _MARKS not in p.parts)

@@ -102,7 +102,7 @@ class StaticModel:
     @property
     def pass_length(self) -> int:
         """Tokens of the shortest graph for several, which scores whatever must be exact."""
-        return next((n for n in self.sessions if n > 1), 1)
+        return next((n for n in self.signature.scored_lengths if n > 1), 1)
 
     @property
     def lora_inputs(self) -> Mapping[str, tuple[int, ...]]:
@@ -133,9 +133,8 @@ class StaticCausalLM(CachedTokens):
         self._cache = {tensor.past: _empty(tensor, model) for tensor in signature.cache_tensors}
         self._lora = {n: np.zeros(s, np.float32) for n, s in signature.lora_inputs.items()}
         self._passes: dict[int, StaticPass] = {}
-        lengths = tuple(model.sessions)
-        self._prefill_lengths = lengths
-        self._score_lengths = (model.pass_length,) if is_exact else lengths
+        self._prefill_lengths = tuple(model.sessions)
+        self._score_lengths = (model.pass_length,) if is_exact else signature.scored_lengths
         self._hidden: npt.NDArray[np.float32] | None = None
         if signature.hidden_size is not None:
             self._hidden = np.empty((0, signature.hidden_size), np.float32)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class StaticSignature:
     num_logits: int
     hidden_size: int | None
     """Width of the `hidden_states` output; None if there is none."""
+    scored_lengths: tuple[int, ...] = ()
+    """Lengths whose graphs give logits; the others fill the cache and nothing else."""
 
 
 def read_static_signature(
@@ -60,14 +62,18 @@ def read_static_signature(
         BundleError: a graph is not of its length, not static, or differs from the others.
     """
     found = {length: _read(session, length, where) for length, session in sessions.items()}
-    first, *others = found.items()
-    for length, signature in others:
-        if signature != first[1]:
+    scored = tuple(length for length, signature in found.items() if signature.num_logits)
+    if not scored:
+        raise BundleError(f"{where}: no graph gives logits for every token: export the model again")
+    first = found[scored[0]]
+    for length, signature in found.items():
+        expected = first if length in scored else replace(first, num_logits=0, hidden_size=None)
+        if signature != expected:
             raise BundleError(
-                f"{where}: the graphs of {first[0]} and {length} tokens differ in more than their "
+                f"{where}: the graphs of {scored[0]} and {length} tokens differ in more than their "
                 "length: export the model again"
             )
-    return first[1]
+    return replace(first, scored_lengths=scored)
 
 
 def _read(session: ort.InferenceSession, length: int, where: str) -> StaticSignature:
@@ -96,7 +102,7 @@ def _read(session: ort.InferenceSession, length: int, where: str) -> StaticSigna
     if unknown:
         raise BundleError(f"{where} has an input {min(unknown)!r} that this runtime cannot feed")
     logits = outputs.get("logits")
-    if logits is None or list(logits.shape[:2]) != [1, length] or logits.type != "tensor(float)":
+    if logits and (list(logits.shape[:2]) != [1, length] or logits.type != "tensor(float)"):
         raise BundleError(f"{where} gives no float logits for every token: export the model again")
     hidden = outputs.get("hidden_states")
     return StaticSignature(
@@ -104,7 +110,7 @@ def _read(session: ort.InferenceSession, length: int, where: str) -> StaticSigna
         cache_tensors=tensors,
         has_sliding_mask="sliding_mask" in inputs,
         lora_inputs=lora,
-        num_logits=logits.shape[2],
+        num_logits=logits.shape[2] if logits else 0,
         hidden_size=hidden.shape[-1] if hidden else None,
     )
 

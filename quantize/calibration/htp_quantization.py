@@ -1,7 +1,8 @@
 """From a checkpoint to the quantised HTP graphs of a recipe, and what they lose."""
 
+import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +14,15 @@ from omnidraft_npu.text.tokenizer import Tokenizer
 from ..architecture import DecoderConfig
 from ..graph_writer import GraphWriter
 from ..htp.decoder_graph import WEIGHTS, HtpGraphOptions, build_htp_decoder
+from ..htp.prefill_graph import keep_cache_rows_only
 from ..recipes import Recipe
 from ..tensor_file import TensorFile
-from .comparison import Comparison, compare
+from .comparison import Comparison, ModelComparison
 from .encodings import Encoding, encode
 from .nbits_graph import build_nbits_graph
 from .qdq_graph import QdqGraph, constants_of
 from .ranges import Ranges, collect_ranges
+from .static_graph import Array
 from .texts import calibration_text
 from .weights import IntegerWeights, Rounding, quantize_weights
 
@@ -38,14 +41,25 @@ _SCRATCH = "scratch"
 class QuantizedGraphs:
     """The graphs of a model for the NPU, and what is known of them."""
 
-    graphs: dict[int, Path]
-    """By length."""
+    parts: tuple[dict[int, Path], ...]
+    """By length, of each part."""
     calibration: str = ""
     """Text the ranges and weights were calibrated on, and its shape."""
     comparison: Comparison | None = None
     """None for a recipe that quantises nothing."""
-    is_accurate: bool | None = None
-    """Whether the loss is within the recipe's bound."""
+    faults: tuple[str, ...] = ()
+    """The recipe's bounds that do not hold."""
+
+    @property
+    def graphs(self) -> dict[int, Path]:
+        """Of a model in one part."""
+        (graphs,) = self.parts
+        return graphs
+
+    @property
+    def is_accurate(self) -> bool | None:
+        """Whether the loss is within the recipe's bounds; None where it was not measured."""
+        return None if self.comparison is None else not self.faults
 
 
 def quantize_htp_decoder(
@@ -56,38 +70,51 @@ def quantize_htp_decoder(
     options: HtpGraphOptions,
     recipe: Recipe,
     *,
+    parts: Sequence[range] | None = None,
     calibration: Path | None = None,
     rounding: Rounding = "feedback",
+    rounded: Path | None = None,
     tell: Tell = lambda step, done, total: None,
 ) -> QuantizedGraphs:
-    """Write ``length_<S>.onnx`` and ``weights.data`` of a recipe.
+    """Write ``length_<S>.onnx`` and ``weights.data`` of a recipe, and compare with float.
 
     Args:
         config: Shape of the model.
         tensors: Gives a tensor by its canonical name; each may be asked for several times.
         tokenizer: Of the model.
-        folder: Made if absent. Float graphs lie in it while the work lasts.
-        options: Lengths, context, LoRA, hidden states.
+        folder: Made if absent. Float graphs lie in it while the work lasts, one part at a time.
+        options: Lengths, context, LoRA, hidden states; of the whole model.
         recipe: What becomes integers.
+        parts: Runs of layers for a model that fits no context in one, each with a folder
+            ``part_<i>`` of its own; None for one part.
         calibration: Prompts of the user's; None for the built-in ones.
         rounding: Of the weights.
+        rounded: Folder for the rounded weights, which stay there if the work stops and are then
+            taken over; None for one in `folder`, gone whatever happens.
         tell: Progress.
 
     Raises:
         ExportError: the folder cannot be written.
         PromptError: the calibration file cannot be used.
     """
+    layers = [range(config.num_layers)] if parts is None else list(parts)
+    places = [folder] if len(layers) == 1 else [folder / f"part_{i}" for i in range(len(layers))]
+    pieces = [dataclasses.replace(options, layers=run) for run in layers]
+    made: list[dict[int, Path]] = []
     if recipe.weights is None:
-        return QuantizedGraphs(graphs=build_htp_decoder(config, tensors, folder, options))
+        for i, (place, piece) in enumerate(zip(places, pieces, strict=True)):
+            tell("graphs", i, len(places))
+            made.append(_finish(build_htp_decoder(config, tensors, place, piece), options))
+        return QuantizedGraphs(parts=tuple(made))
     longest = max(options.lengths)
     window = min(_WINDOW, options.context_length) // longest * longest
     text = calibration_text(
         calibration, tokenizer, context_length=options.context_length, window=window
     )
     scratch = folder / _SCRATCH
+    weights = IntegerWeights(rounded or scratch / "weights")
+    comparison = ModelComparison(text.held_out, sliding_window=config.sliding_window)
     try:
-        source = build_htp_decoder(config, tensors, scratch, options)
-        weights = IntegerWeights(scratch / "weights")
         quantize_weights(
             config,
             tensors,
@@ -97,34 +124,51 @@ def quantize_htp_decoder(
             rounding=rounding,
             tell=lambda done, total: tell("weights", done, total),
         )
-        encodings = {}
-        if recipe.has_integer_activations:
-            ranges = collect_ranges(
-                source[longest],
-                text.windows,
-                sliding_window=config.sliding_window,
-                tell=lambda done, total: tell("ranges", done, total),
-            )
-            encodings = find_encodings(source[longest], ranges, recipe)
-        graphs = {length: options.path(folder, length) for length in source}
-        write_graphs(source, graphs, encodings, weights, recipe)
-        shutil.rmtree(scratch / "weights")
-        comparison = compare(
-            source[longest],
-            graphs[longest],
-            text.held_out,
-            num_layers=config.num_layers,
-            sliding_window=config.sliding_window,
-        )
+        inputs: Array = text.windows
+        for i, (place, piece) in enumerate(zip(places, pieces, strict=True)):
+            tell("graphs", i, len(places))
+            source = build_htp_decoder(config, tensors, scratch / "float", piece)
+            encodings: dict[str, Encoding] = {}
+            if recipe.has_integer_activations:
+                encodings, inputs = _calibrate(source[longest], inputs, config, recipe, tell)
+            place.mkdir(parents=True, exist_ok=True)
+            graphs = {length: piece.path(place, length) for length in source}
+            write_graphs(source, graphs, encodings, weights, recipe)
+            comparison.add(source[longest], graphs[longest], layers[i])
+            shutil.rmtree(scratch / "float")
+            made.append(_finish(graphs, options))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    if rounded is not None:
+        shutil.rmtree(rounded)
+    found = comparison.result()
     return QuantizedGraphs(
-        graphs=graphs,
+        parts=tuple(made),
         calibration=f"{text.source}: {text.num_prompts} prompts, {text.windows.size} tokens, "
         f"{longest} at a time beside {options.context_length} cached",
-        comparison=comparison,
-        is_accurate=comparison.loss <= recipe.max_loss,
+        comparison=found,
+        faults=tuple(found.faults(recipe)),
     )
+
+
+def _calibrate(
+    path: Path, inputs: Array, config: DecoderConfig, recipe: Recipe, tell: Tell
+) -> tuple[dict[str, Encoding], Array]:
+    """Encodings of a part, and what the next part is to be calibrated on."""
+    ranges, given = collect_ranges(
+        path,
+        inputs,
+        sliding_window=config.sliding_window,
+        tell=lambda done, total: tell("ranges", done, total),
+    )
+    return find_encodings(path, ranges, recipe), given
+
+
+def _finish(graphs: dict[int, Path], options: HtpGraphOptions) -> dict[int, Path]:
+    """The graphs as they are deployed, after the comparison, which reads all logits."""
+    if options.prefill_length is not None:
+        keep_cache_rows_only(graphs[options.prefill_length])
+    return graphs
 
 
 def find_encodings(path: Path, ranges: Ranges, recipe: Recipe) -> dict[str, Encoding]:

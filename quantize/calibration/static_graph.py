@@ -17,6 +17,7 @@ _DTYPES = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8, "tensor(uint1
 _ACCURACY, _EXACT = "session.qdq_matmulnbits_accuracy_level", "1"
 """Or the CPU provider rounds the inputs of quantised products to 8 bits, where the HTP has 16."""
 _PAST = "past_key_values."
+_RESIDUAL = ".residual"
 
 
 class StaticGraph:
@@ -29,10 +30,12 @@ class StaticGraph:
         """Args: sliding_window is what a sliding layer sees, the current token included."""
         self._session = session
         inputs = {value.name: value for value in session.get_inputs()}
-        self.length: int = inputs["input_ids"].shape[1]
+        self.length: int = inputs["position_ids"].shape[1]
         self.context_length: int = inputs["attention_mask"].shape[3] - self.length
         self._window = sliding_window if "sliding_mask" in inputs else None
         self._outputs = [value.name for value in session.get_outputs()]
+        self._residual = next((name for name in inputs if name.endswith(_RESIDUAL)), None)
+        """What a later part of a model takes in place of token ids."""
         self.lora = {
             name: np.zeros(value.shape, np.float32)
             for name, value in inputs.items()
@@ -53,18 +56,26 @@ class StaticGraph:
 
         model = onnx.load(path, load_external_data=False)
         kind = onnx.TensorProto.FLOAT
+        known = {value.name for value in model.graph.output}
         model.graph.output.extend(
-            onnx.helper.make_tensor_value_info(name, kind, None) for name in outputs
+            onnx.helper.make_tensor_value_info(name, kind, None)
+            for name in outputs
+            if name not in known
         )
         return cls(open_beside(model, path), sliding_window=sliding_window)
 
-    def run(self, ids: npt.NDArray[np.int64]) -> Iterator[dict[str, Array]]:
-        """Outputs by name of one pass after another over a conversation ``[n * length]``."""
+    def run(self, window: Array) -> Iterator[dict[str, Array]]:
+        """Outputs by name of one pass after another over a conversation.
+
+        Args:
+            window: ``[n * length]`` token ids; of a later part of a model the rows
+                ``[n * length, hidden]`` that the part before it gives.
+        """
         for past in self._cache.values():
             middle = 0 if past.dtype == np.float32 else 1 << (past.itemsize * 8 - 1)
             past.fill(middle)
-        for start in range(0, len(ids), self.length):
-            chunk = ids[start : start + self.length]
+        for start in range(0, len(window), self.length):
+            chunk = window[start : start + self.length]
             outputs = self._session.run(self._outputs, self._feeds(chunk, start))
             named = dict(zip(self._outputs, outputs, strict=True))
             for name, past in self._cache.items():
@@ -72,10 +83,11 @@ class StaticGraph:
                 past[:, :, start : start + self.length] = new
             yield named
 
-    def _feeds(self, chunk: npt.NDArray[np.int64], start: int) -> dict[str, Array]:
+    def _feeds(self, chunk: Array, start: int) -> dict[str, Array]:
         positions = np.arange(start, start + self.length)
+        first = ("input_ids", np.int32) if self._residual is None else (self._residual, np.float32)
         feeds: dict[str, Array] = {
-            "input_ids": chunk[None].astype(np.int32),
+            first[0]: chunk[None].astype(first[1]),
             "position_ids": positions[None].astype(np.int32),
             "attention_mask": self._mask(positions, None),
             **self._cache,

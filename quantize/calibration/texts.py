@@ -16,6 +16,8 @@ Ids = npt.NDArray[np.int64]
 
 BUILTIN_FILE = "calibration_prompts.jsonl"
 _HOLD_OUT_EVERY = 8
+_ENOUGH_TO_JUDGE = 500
+"""Tokens held out; from fewer, a measured loss would be chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class CalibrationText:
     """Name of the file, or of the built-in set."""
     num_prompts: int
     """Prompts calibrated on."""
+    num_tokens: int
+    """Of those prompts; the windows repeat some to be full."""
     windows: Ids
     """``[n, length]``; every window is full and begins as a sequence of the model does."""
     held_out: Ids
@@ -58,8 +62,8 @@ def calibration_text(
 ) -> CalibrationText:
     """Windows of a file's prompts, every eighth prompt held out.
 
-    A file of fewer than eight prompts is calibrated on whole; the prompts that `bench` has
-    built in are then held out.
+    Where those are few tokens, prompts that `bench` has built in are judged by as well; a file
+    of fewer than eight prompts is calibrated on whole.
 
     Args:
         path: see `read_calibration_prompts`.
@@ -78,10 +82,10 @@ def calibration_text(
         for number, prompt in enumerate(prompts, start=1)
     ]
     held_out = encoded[_HOLD_OUT_EVERY - 1 :: _HOLD_OUT_EVERY]
-    if held_out:
-        del encoded[_HOLD_OUT_EVERY - 1 :: _HOLD_OUT_EVERY]
-    else:
-        held_out = [tokenizer.encode(row.prompt, add_special=False) for row in builtin_prompts()]
+    del encoded[_HOLD_OUT_EVERY - 1 :: _HOLD_OUT_EVERY]
+    for row in builtin_prompts():
+        if sum(map(len, held_out)) < _ENOUGH_TO_JUDGE:
+            held_out.append(tokenizer.encode(row.prompt, add_special=False))
     between = tokenizer.encode("\n\n", add_special=False)
     windows, others = (
         _windows(ids, between, tokenizer.bos_token_id, window) for ids in (encoded, held_out)
@@ -89,6 +93,7 @@ def calibration_text(
     return CalibrationText(
         source="built-in" if path is None else path.name,
         num_prompts=len(encoded),
+        num_tokens=sum(map(len, encoded)),
         windows=windows,
         held_out=others,
     )

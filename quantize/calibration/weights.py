@@ -117,12 +117,13 @@ def quantize_weights(
         def revise(
             group: str, x: Floats, layer: Mapping[str, Floats], prefix: str = prefix
         ) -> Mapping[str, Floats]:
-            moments = _moments(x)
             revised = dict(layer)
+            moments = None
             for part in _PARTS[group]:
                 weight = weights.get(prefix + part)
                 form = recipe.format_of(part)
                 if weight is None and form is not None:
+                    moments = _moments(x) if moments is None else moments
                     weight = _round(layer[part], form, moments, rounding)
                     weights.put(prefix + part, weight)
                 if weight is not None:
@@ -131,7 +132,7 @@ def quantize_weights(
 
         run.revise_layer(i, layer, revise)
         tell(i + 1, config.num_layers)
-    if recipe.head is not None:
+    if recipe.head is not None and weights.get(HEAD) is None:
         head = tensors("embed_tokens" if config.has_tied_head else HEAD)
         moments = _moments(run.head_input(tensors("final_norm")))
         kind: Rounding = "nearest" if rounding == "nearest" else "search"

@@ -18,6 +18,8 @@ A part of the layers takes `layers.{i}.residual` ``[1, S, hidden]`` of the last 
 in place of `input_ids`, and gives that of its own last layer in place of `logits` and
 `hidden_states`; numbers of layers are those of the whole.
 
+A graph for prefilling only gives no logits and no hidden states (`prefill_graph`).
+
 The host copies the rows of accepted tokens into any slots it likes: order and place in the
 cache do not matter, since masks and positions are inputs.
 """
@@ -60,6 +62,8 @@ class HtpGraphOptions:
     """Projections with LoRA inputs, where there is a rank."""
     has_hidden_states: bool = False
     """Whether the graphs also give `hidden_states`."""
+    prefill_length: int | None = None
+    """Length whose graph is for filling the cache only, without logits and hidden states."""
     layers: range | None = None
     """Part of the layers, for a model that fits no context in one; None for all of them."""
 
@@ -77,6 +81,13 @@ class HtpGraphOptions:
                     f"lengths has {length}, must lie between 1 and the {self.context_length} "
                     "tokens of the context: choose a longer context or a shorter length"
                 )
+        if self.prefill_length not in (None, *self.lengths) or self.lengths == (
+            self.prefill_length,
+        ):
+            raise ConfigError(
+                f"prefill_length is {self.prefill_length}, must be one of several lengths: "
+                "leave it out"
+            )
         check_lora(self.lora_rank, self.lora_modules)
 
     def path(self, folder: Path, length: int) -> Path:

@@ -48,23 +48,32 @@ def test_the_built_in_prompts_are_many_and_varied_and_none_is_used_elsewhere():
 
 
 def test_every_eighth_prompt_is_held_out(tmp_path):
-    path = write_rows(tmp_path / "p.jsonl", [letter * 5 for letter in "abcdefghij"])
+    path = write_rows(tmp_path / "p.jsonl", [letter * 5 for letter in "αβγδεζηθικ"])
     text = read(path)
 
-    assert text.num_prompts == 9
+    assert (text.num_prompts, text.num_tokens) == (9, 45)
     assert text.source == "p.jsonl"
-    assert ord("h") in text.held_out
-    assert ord("h") not in text.windows
-    assert ord("a") in text.windows
-    assert ord("a") not in text.held_out
+    assert ord("θ") in text.held_out
+    assert ord("θ") not in text.windows
+    assert ord("α") in text.windows
+    assert ord("α") not in text.held_out
 
 
-def test_with_few_prompts_the_built_in_ones_are_held_out(tmp_path):
-    text = read(write_rows(tmp_path / "p.jsonl", ["@@@"]), window=32)
+@pytest.mark.parametrize(
+    ("prompts", "calibrated", "is_enough"),
+    [(["@@@"], 1, False), (["@"] * 7 + ["θ" * 60], 7, False), (["@"] * 7 + ["θ" * 500], 7, True)],
+)
+def test_where_little_is_held_out_the_built_in_prompts_are_judged_by_too(
+    tmp_path, prompts, calibrated, is_enough
+):
+    """A loss measured on a few words once marked an export as poor by chance."""
+    path = write_rows(tmp_path / "p.jsonl", prompts)
+    text = read(path, window=32, context_length=1000)
 
-    assert text.num_prompts == 1
+    assert text.num_prompts == calibrated
     assert ord("@") not in text.held_out
-    assert text.held_out.size > 1000
+    assert (ord("a") not in text.held_out) is is_enough
+    assert 500 <= text.held_out.size < 1500
 
 
 @pytest.mark.parametrize("bos", [None, 1])

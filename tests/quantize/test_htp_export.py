@@ -1,5 +1,6 @@
 """`export --soc`: static graphs and binaries in the bundle, or one line before any work is done."""
 
+import dataclasses
 import json
 import shutil
 
@@ -10,9 +11,13 @@ from tiny_checkpoints import write_checkpoint
 from omnidraft_npu.bundle import open_bundle
 from omnidraft_npu.chips.table import find_chip
 from omnidraft_npu.cli import cli
+from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.qnn.binary import check_context_binary
 from omnidraft_npu.quantize import export as export_module
 from omnidraft_npu.quantize import htp_stage
+from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
+from omnidraft_npu.quantize.htp_request import HtpOptions
+from omnidraft_npu.quantize.recipes import recipe_for
 
 pytest.importorskip("onnxruntime_qnn")
 SMALL = ("--precision", "fp32", "--context-length", "64", "--htp-context-length", "32")
@@ -144,6 +149,11 @@ def nothing_made(monkeypatch):
         (("--soc", "x-elite", "--verify-length", "33"), 2, "verify_length is 33"),
         (("--soc", "x-elite", "--verify-length", "1"), 2, "verify_length is 1"),
         (("--soc", "x-elite", "--htp-context-length", "8"), 2, "htp_context_length is 8"),
+        (
+            ("--soc", "x-elite", "--htp-context-length", "65"),
+            2,
+            "--htp-context-length 65 is more than --context-length 64",
+        ),
         (("--soc", "x-elite", "--htp-precision", "w2a16"), 2, "choose from fp16"),
         (("--htp-precision", "fp16"), 2, "--htp-precision is about the NPU"),
         (("--calibration", "x.jsonl"), 2, "--calibration is about the NPU"),
@@ -193,10 +203,55 @@ def test_a_cache_that_no_chip_can_map_is_one_line_before_any_work(tmp_path, noth
         write_checkpoint(
             root / role, vocab_size=280, num_hidden_layers=1, max_position_embeddings=10**8
         )
-    extra = ("--soc", "x-elite", "--htp-context-length", "90000000")
+    long = ("--context-length", "100000000", "--htp-context-length", "90000000")
+    extra = ("--soc", "x-elite", *long)
     line = error_of(export(root, tmp_path / "bundle", *extra), 2)
     assert "a cache of 90,000,000 tokens of drafter takes" in line
     assert "--htp-context-length" in line
+
+
+def test_what_may_disappoint_is_said_before_any_work(checkpoints, tmp_path, monkeypatch, caplog):
+    """A cache shorter than asked for, one of 16 bits, and calibration on a few words."""
+    monkeypatch.setattr(export_module, "export_model", lambda *_: 1 / 0)
+    text = tmp_path / "mine.txt"
+    text.write_text("the small drafter proposes")
+    long = ("--context-length", "4096", "--htp-context-length", "2048", "--kv-bits", "16")
+    extra = ("--soc", "x-elite", *long, "--calibration", str(text))
+    result = export(checkpoints, tmp_path / "bundle", *extra)
+    assert isinstance(result.exception, ZeroDivisionError), result.output
+    limit = json.loads((checkpoints / "drafter/config.json").read_text())["max_position_embeddings"]
+    words = (
+        f"drafter is for {limit} tokens at most: its cache on the NPU has {limit} slots, not 2048",
+        "drafter gets a cache of 16 bits, twice the memory of 8",
+        "drafter is calibrated on 1 prompts of ",
+    )
+    for line in words:
+        assert sum(line in message for message in caplog.messages) == 1, line
+    caplog.clear()
+    export(checkpoints, tmp_path / "bundle", "--soc", "x-elite")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_adapters_are_refused_on_a_chip_that_computes_nothing_in_fp16(checkpoints):
+    """v68 has integers only, and the branch of an adapter stays in floats."""
+    checkpoint = open_checkpoint(checkpoints / "drafter")
+    request = htp_stage.HtpRequest(
+        chips=(find_chip("888"),),
+        recipe=recipe_for(find_chip("888"), "drafter"),
+        options=HtpOptions(soc=("888",)),
+    )
+    model = htp_stage.HtpModel(
+        name="it",
+        request=request,
+        checkpoint=checkpoint,
+        tokenizer=checkpoint.tokenizer(),
+        max_context_length=64,
+        lora_rank=2,
+        has_hidden_states=False,
+    )
+    with pytest.raises(ConfigError, match="no source claims for Snapdragon 888: leave out --soc"):
+        htp_stage.check_htp(model, None)
+    htp_stage.check_htp(dataclasses.replace(model, lora_rank=0), None)
 
 
 def test_too_little_disk_is_one_line_before_any_work(

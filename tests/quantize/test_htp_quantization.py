@@ -11,6 +11,7 @@ from reference_models import random_ids, random_lora
 from simulated_htp import X_ELITE, open_simulated, relative_error
 
 from omnidraft_npu.qnn.provider import QNN_PROVIDER, placement
+from omnidraft_npu.quantize.calibration.comparison import Comparison
 from omnidraft_npu.quantize.calibration.htp_quantization import quantize_htp_decoder
 from omnidraft_npu.quantize.calibration.qdq_graph import QdqGraph
 from omnidraft_npu.quantize.calibration.static_graph import StaticGraph
@@ -212,14 +213,35 @@ def test_the_report_tells_the_loss_and_where_it_comes_from(quantized):
     assert report["loss"] == pytest.approx(
         report["perplexity"] / report["float_perplexity"] - 1, abs=1e-4
     )
-    assert made.is_accurate == (made.comparison.loss <= W4.max_loss)
+    assert made.faults == tuple(made.comparison.faults(W4))
+    assert made.is_accurate is (not made.faults)
     assert sum(name.startswith("error_after_layer_") for name in report) == 3
     assert made.calibration == "built-in: 125 prompts, 3264 tokens, 8 at a time beside 32 cached"
 
 
-def test_an_export_beyond_its_bound_is_marked(quantized):
-    _, made = quantized("llama", dataclasses.replace(W4, max_loss=-0.5))
-    assert made.is_accurate is False
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        ({"max_loss": 0.05}, "perplexity rises by more than 5 %"),
+        ({"min_agreement": 0.9}, "under 90 % keep their first choice"),
+        ({"max_error": 0.1}, "the error of the logits is over 0.1"),
+    ],
+)
+def test_each_bound_of_a_recipe_is_a_fault_where_it_does_not_hold(bound, words):
+    """Of a random model the perplexity even fell, while a quarter of the first choices changed."""
+    found = Comparison(
+        num_tokens=448,
+        relative_error=0.15,
+        top_1_agreement=0.85,
+        float_perplexity=10.0,
+        perplexity=10.6,
+        worst_layers=(),
+    )
+    kept = dataclasses.replace(W4, max_loss=0.08, min_agreement=0.8, max_error=0.2)
+    assert list(found.faults(kept)) == []
+    assert list(found.faults(dataclasses.replace(kept, **bound))) == [words]
+    broken = dataclasses.replace(found, perplexity=float("nan"))
+    assert list(broken.faults(kept)) == ["perplexity rises by more than 8 %"]
 
 
 def test_fp16_quantises_nothing_and_needs_no_text(models, tmp_path):

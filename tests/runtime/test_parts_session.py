@@ -6,9 +6,9 @@ import pytest
 from tiny_checkpoints import write_checkpoint
 
 from omnidraft_npu.errors import BundleError
+from omnidraft_npu.quantize.calibration.htp_quantization import quantize_htp_decoder
 from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
 from omnidraft_npu.quantize.htp.decoder_graph import HtpGraphOptions, build_htp_decoder
-from omnidraft_npu.quantize.htp_parts import build_parts
 from omnidraft_npu.quantize.recipes import RECIPES
 from omnidraft_npu.runtime.parts_session import PartsSession
 from omnidraft_npu.runtime.static_lm import StaticModel
@@ -25,9 +25,8 @@ def graphs(tmp_path_factory):
     layers = (range(1), range(1, config.num_layers))
     whole = build_htp_decoder(config, checkpoint.tensor, root / "whole", OPTIONS)
     recipe = RECIPES["fp16"]
-    (root / "split").mkdir()
-    parts = build_parts(config, checkpoint.tensor, None, root / "split", OPTIONS, recipe, layers)
-    return whole, parts, config
+    source = (config, checkpoint.tensor, None, root / "split", OPTIONS, recipe)
+    return whole, quantize_htp_decoder(*source, parts=layers).parts, config
 
 
 def on_cpu(path):

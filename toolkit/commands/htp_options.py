@@ -46,9 +46,8 @@ def htp_options(command: Command) -> Command:
             click.option(
                 "--htp-context-length",
                 type=int,
-                default=1024,
-                show_default=True,
-                help="Slots of the cache on the NPU; every pass computes with all of them.",
+                help="Slots of the cache on the NPU, at most --context-length; every pass computes "
+                "with all of them  [default: 1024].",
             ),
             click.option(
                 "--calibration",
@@ -69,7 +68,8 @@ def htp_options(command: Command) -> Command:
                 "--max-ram",
                 type=click.FloatRange(min=0, min_open=True),
                 metavar="GB",
-                help="What compiling may take [default: what is available].",
+                help="What compiling may take; a larger model goes into parts that keep to it "
+                "[default: what is available].",
             ),
         )
     ):
@@ -83,7 +83,7 @@ def read_htp_options(
     htp_precision: str | None,
     kv_bits: str | None,
     verify_length: int,
-    htp_context_length: int,
+    htp_context_length: int | None,
     calibration: Path | None,
     share_weights: bool,
     one_binary: bool,
@@ -102,6 +102,7 @@ def read_htp_options(
         "--calibration": calibration,
         "--share-weights": share_weights,
         "--one-binary": one_binary,
+        "--htp-context-length": htp_context_length,
     }
     if not soc and (without := [name for name, value in given.items() if value]):
         raise ConfigError(
