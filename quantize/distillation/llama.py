@@ -1,4 +1,4 @@
-"""A llama in torch: the drafter under training, and the target that writes its text."""
+"""A llama in torch: the drafter under training."""
 
 import torch
 from torch import Tensor, nn
@@ -40,46 +40,21 @@ class Layer(nn.Module):
         self.up_proj = nn.Linear(hidden, inner, bias=False)
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
-    def forward(self, x: Tensor, rotary: Tensor, cache: "LayerCache | None") -> Tensor:
-        """``[batch, length, hidden]`` to the same shape; a cache is read and extended."""
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """``[batch, length, hidden]`` to the same shape."""
         batch, length, _ = x.shape
         y = self.input_norm(x)
         q = self.q_proj(y).view(batch, length, self.heads, self.dim).transpose(1, 2)
         k = self.k_proj(y).view(batch, length, self.kv_heads, self.dim).transpose(1, 2)
         v = self.v_proj(y).view(batch, length, self.kv_heads, self.dim).transpose(1, 2)
-        q, k = rotate(q, rotary), rotate(k, rotary)
-        mask = None
-        if cache is not None:
-            k, v, mask = cache.extend(k, v)
+        q, k = rotate(q, angles), rotate(k, angles)
         attended = functional.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
+            q, k, v, is_causal=True, scale=self.scale, enable_gqa=True
         )
         x = x + self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
         y = self.mlp_norm(x)
         added: Tensor = self.down_proj(functional.silu(self.gate_proj(y)) * self.up_proj(y))
         return x + added
-
-
-class LayerCache:
-    """Keys and values of one layer for a batch of rows of different lengths."""
-
-    def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
-        """``[batch, kv_heads, slots, dim]`` room, and ``[batch]`` the slots in use of each row.
-
-        `lengths` is shared by all layers and is moved on by whoever owns it.
-        """
-        self._keys, self._values, self._lengths = keys, values, lengths
-
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Put new rows after the old ones; keys, values, and which of them each new row sees."""
-        batch, _, length, _ = k.shape
-        at = self._lengths[:, None] + torch.arange(length, device=k.device)
-        rows = torch.arange(batch, device=k.device)[:, None]
-        self._keys[rows, :, at] = k.transpose(1, 2).to(self._keys.dtype)
-        self._values[rows, :, at] = v.transpose(1, 2).to(self._values.dtype)
-        end = int(at.max()) + 1
-        mask = torch.arange(end, device=k.device) <= at[:, None, :, None]
-        return self._keys[:, :, :end].to(k.dtype), self._values[:, :, :end].to(k.dtype), mask
 
 
 class Llama(nn.Module):
@@ -91,27 +66,19 @@ class Llama(nn.Module):
         self.embed_tokens = nn.Embedding(config.num_logits, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.final_norm = Norm(config.hidden_size, config.norm_eps)
-        frequencies = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-        frequencies = config.rope.base**-frequencies / config.rope.linear_factor
         self._frequencies: Tensor
-        self.register_buffer("_frequencies", frequencies, persistent=False)
+        self.register_buffer("_frequencies", inverse_frequencies(config), persistent=False)
 
-    def forward(
-        self,
-        ids: Tensor,
-        caches: "list[LayerCache] | None" = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         """``[batch, length]`` ids to ``[batch, length, hidden]`` normed states.
 
-        Without caches every row begins at position 0 and may be padded at its end.
+        Every row begins at position 0 and may be padded at its end.
         """
-        if positions is None:
-            positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        rotary = positions[:, None, :, None] * self._frequencies
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        angles = positions[:, None] * self._frequencies
         x = self.embed_tokens(ids)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rotary, None if caches is None else caches[i])
+        for layer in self.layers:
+            x = layer(x, angles)
         normed: Tensor = self.final_norm(x)
         return normed
 
@@ -120,8 +87,14 @@ class Llama(nn.Module):
         return functional.linear(states, self.embed_tokens.weight)
 
 
+def inverse_frequencies(config: DecoderConfig) -> Tensor:
+    """``[dim / 2]`` angle that each pair of a head turns by from one position to the next."""
+    exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+    return config.rope.base**-exponents / config.rope.linear_factor
+
+
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary positions on ``[batch, heads, length, dim]``, half-split layout."""
+    """Rotary positions on ``[..., dim]`` by ``[..., dim / 2]`` angles, half-split layout."""
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

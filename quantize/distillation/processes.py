@@ -15,6 +15,8 @@ class Processes:
 
     def __init__(self, rank: int, count: int, device: torch.device) -> None:
         self.rank, self.count, self.device = rank, count, device
+        self.dtype = _dtype(device)
+        """Type of products: bfloat16 where the processor has instructions for it."""
 
     @property
     def is_first(self) -> bool:
@@ -60,3 +62,8 @@ def joined_processes() -> Iterator[Processes]:
         yield Processes(rank, count, device)
     finally:
         dist.destroy_process_group()
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    has_bfloat16 = device.type == "cuda" or "AVX512" in torch.backends.cpu.get_cpu_capability()
+    return torch.bfloat16 if has_bfloat16 else torch.float32

@@ -1,6 +1,6 @@
-"""The target as a teacher: it answers prompts in batches, or reads texts, and tells its laws."""
+"""The target as a teacher: it answers prompts side by side, or reads texts, and tells its laws."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from ..checkpoints.checkpoint import Checkpoint
-from .llama import LayerCache, Llama
+from .teacher_head import TeacherHead
+from .teacher_model import TeacherModel
 from .teacher_text import Response
 
 Ids = npt.NDArray[np.int32]
-NUM_TOP = 32
-"""Likeliest tokens that are stored a position; the rest is under 3 % of the mass on average."""
+Floats = npt.NDArray[np.float32]
+_Step = tuple[int, Ids, Floats]
+"""A token, the likeliest ones there, and their log-probabilities."""
+_FREE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,76 +27,77 @@ class Question:
     task: str
     prompt: str
     ids: tuple[int, ...]
-    """With the chat template."""
+    """With the chat template; at least one."""
     temperature: float
     """0 takes the likeliest token."""
+    seed: int = 0
+    """Of the answer's own draws: it does not depend on what is written beside it."""
 
 
 class Teacher:
-    """The target in torch, in bfloat16 on either device."""
+    """The target in torch."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
+        *,
         end_ids: Sequence[int],
-        device: torch.device,
         num_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        """Args: a checkpoint, ids that end an answer, where to run, ids that may be written."""
-        config = checkpoint.config
-        model = Llama(config)
-        model.load_state_dict(
-            {
-                f"{name}.weight": torch.from_numpy(checkpoint.tensor(name))
-                for name in config.tensor_shapes()
-                if name != "lm_head"
-            }
-        )
-        self._model = model.to(device, torch.bfloat16).eval()
-        # Ties between likely tokens must not come from rounding: the head stays in float32.
-        self._head = torch.from_numpy(
-            checkpoint.tensor("embed_tokens" if config.has_tied_head else "lm_head")
-        ).to(device)[:num_tokens]
+        """Load the weights.
+
+        Args:
+            checkpoint: The target.
+            end_ids: Tokens that end an answer.
+            num_tokens: Ids below are written, and no others.
+            device: Where to compute.
+            dtype: Type of weights and caches; of the head's first stage.
+        """
+        self._model = TeacherModel(checkpoint, device, dtype)
+        head = checkpoint.tensor("embed_tokens" if checkpoint.config.has_tied_head else "lm_head")
+        self._head = TeacherHead(torch.from_numpy(head[:num_tokens]).to(device), dtype)
         self._ends = frozenset(end_ids)
         self._device = device
 
     @torch.no_grad()
     def answer(
-        self, questions: Sequence[Question], max_new_tokens: int, seed: int
+        self,
+        questions: Sequence[Question],
+        max_new_tokens: int,
+        *,
+        num_rows: int,
+        tell: Callable[[int], None] = lambda written: None,
     ) -> list[Response]:
-        """Answers to all questions, written side by side."""
-        generator = torch.Generator(self._device).manual_seed(seed)
-        temperatures = torch.tensor([q.temperature for q in questions], device=self._device)
-        lengths = [len(q.ids) for q in questions]
-        rows = _Rows(self._model, lengths, max(lengths) + max_new_tokens, self._device)
-        ids = torch.zeros(len(questions), max(lengths), dtype=torch.long, device=self._device)
-        for row, q in enumerate(questions):
-            ids[row, : lengths[row]] = torch.tensor(q.ids)
-        states = rows.prefill(ids)
-        answers: list[list[tuple[int, Ids, npt.NDArray[np.float16]]]] = [[] for _ in questions]
-        alive = list(range(len(questions)))
-        for _ in range(max_new_tokens):
-            top_ids, log_probs = self._law(states)
-            chosen = _choose(log_probs, temperatures[alive], generator)
-            new = top_ids.gather(1, chosen[:, None])[:, 0]
-            told = new.tolist(), top_ids.int().cpu().numpy(), log_probs.half().cpu().numpy()
-            for i, token, top, law in zip(alive, *told, strict=True):
-                answers[i].append((token, top, law))
-            left = [n for n, token in enumerate(told[0]) if token not in self._ends]
-            if not left:
-                break
-            if len(left) < len(alive):
-                rows.keep(left)
-                alive, new = [alive[n] for n in left], new[left]
-            states = rows.step(new)
+        """Answers to all questions; a row whose answer ends goes on with the next question.
+
+        Args:
+            questions: What to answer.
+            max_new_tokens: Most tokens of an answer.
+            num_rows: Answers written side by side.
+            tell: Told after every step how many tokens there are.
+        """
+        rows = _Rows(self._model, questions, max_new_tokens, num_rows, self._device)
+        answers: list[list[_Step]] = [[] for _ in questions]
+        written = 0
+        while rows.fill():
+            top_ids, log_probs = self._law(rows.states())
+            ranks = rows.choose(log_probs)
+            for row, number in rows.busy():
+                token = int(top_ids[row, ranks[row]])
+                answers[number].append((token, top_ids[row], log_probs[row]))
+                written += 1
+                is_end = token in self._ends or len(answers[number]) == max_new_tokens
+                rows.extend(row, token, is_end=is_end)
+            tell(written)
         return [_response(q, answer) for q, answer in zip(questions, answers, strict=True)]
 
     @torch.no_grad()
     def read(self, task: str, ids: Sequence[int]) -> Response:
         """A text that somebody else wrote, with what the teacher expected after each token."""
-        tokens = torch.tensor([ids], device=self._device)
-        states = self._model(tokens)[0, :-1]
-        top_ids, log_probs = self._law(states)
+        states = self._model.read(torch.tensor(ids, device=self._device))
+        top_ids, log_probs = self._law(states[:-1])
         return Response(
             task=task,
             prompt="",
@@ -101,71 +105,95 @@ class Teacher:
             is_greedy=False,
             prompt_ids=np.array(ids[:1], np.int32),
             token_ids=np.array(ids[1:], np.int32),
-            top_ids=top_ids.int().cpu().numpy(),
-            log_probs=log_probs.half().cpu().numpy(),
+            top_ids=top_ids,
+            log_probs=log_probs.astype(np.float16),
         )
 
-    def _law(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """``[rows, top]`` likeliest tokens and their log-probabilities."""
-        logits = states.float() @ self._head.T
-        top, ids = logits.topk(min(NUM_TOP, logits.shape[1]))
-        return ids, top - logits.logsumexp(-1, keepdim=True)
+    def _law(self, states: Tensor) -> tuple[Ids, Floats]:
+        top_ids, log_probs = self._head.law(states)
+        return top_ids.int().cpu().numpy(), log_probs.cpu().numpy()
 
 
 class _Rows:
-    """The caches of the answers under way."""
+    """The answers under way; a free row computes what nobody reads."""
 
     def __init__(
-        self, model: Llama, lengths: Sequence[int], num_slots: int, device: torch.device
+        self,
+        model: TeacherModel,
+        questions: Sequence[Question],
+        max_new_tokens: int,
+        num_rows: int,
+        device: torch.device,
     ) -> None:
-        config = model.config
-        shape = len(lengths), config.num_kv_heads, num_slots, config.head_dim
-        self._model = model
-        self._prompts = torch.tensor(lengths, device=device)
-        self._keys, self._values = (
-            [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in model.layers]
-            for _ in range(2)
+        num_rows = min(num_rows, len(questions))
+        num_slots = max((len(q.ids) for q in questions), default=0) + max_new_tokens
+        self._model, self._questions, self._device = model, questions, device
+        self._waiting = iter(range(len(questions)))
+        self._caches = model.new_caches(num_rows, num_slots)
+        self._owners = np.full(num_rows, _FREE)
+        self._lengths = np.zeros(num_rows, np.int64)
+        self._ids = np.zeros(num_rows, np.int64)
+        self._draws = [np.random.default_rng()] * num_rows
+
+    def fill(self) -> bool:
+        """Give waiting questions to free rows; False if there is nothing left to do."""
+        for row in np.flatnonzero(self._owners == _FREE).tolist():
+            number = next(self._waiting, _FREE)
+            if number != _FREE:
+                self._begin(row, number)
+        busy = np.flatnonzero(self._owners != _FREE)
+        if 2 * len(busy) <= len(self._owners):
+            self._keep(busy)
+        return len(busy) > 0
+
+    def busy(self) -> list[tuple[int, int]]:
+        """Rows that hold an answer, and the numbers of their questions."""
+        return [(row, n) for row, n in enumerate(self._owners.tolist()) if n != _FREE]
+
+    def states(self) -> Tensor:
+        """``[rows, hidden]`` states after the last token of each row."""
+        ids, lengths = (
+            torch.from_numpy(values).to(self._device, copy=True)
+            for values in (self._ids, self._lengths)
         )
-        self._lengths = torch.zeros_like(self._prompts)
+        return self._model.step(ids, lengths, int(self._lengths.max()), self._caches)
 
-    def prefill(self, ids: Tensor) -> Tensor:
-        """``[rows, hidden]`` states after each prompt; ``[rows, longest]`` ids are padded."""
-        states = self._run(ids)
-        self._lengths = self._prompts
-        return states[torch.arange(len(ids)), self._prompts - 1]
+    def choose(self, log_probs: Floats) -> list[int]:
+        """The rank of each row's next token: the first, or drawn where it is warm."""
+        ranks = [0] * len(log_probs)
+        for row, number in self.busy():
+            temperature = self._questions[number].temperature
+            if temperature > 0:
+                weights = np.exp(log_probs[row] / temperature).cumsum()
+                drawn = np.searchsorted(weights, self._draws[row].random() * weights[-1], "right")
+                ranks[row] = min(int(drawn), len(weights) - 1)
+        return ranks
 
-    def step(self, ids: Tensor) -> Tensor:
-        """``[rows, hidden]`` states after one more token of each row."""
-        states = self._run(ids[:, None])
-        self._lengths = self._lengths + 1
-        return states[:, 0]
+    def extend(self, row: int, token: int, *, is_end: bool) -> None:
+        """Put a token at the end of a row, or free the row whose answer it ends."""
+        self._ids[row] = token
+        self._lengths[row] = 0 if is_end else self._lengths[row] + 1
+        if is_end:
+            self._owners[row] = _FREE
 
-    def keep(self, rows: list[int]) -> None:
-        """Go on with these rows only."""
-        self._keys = [k[rows] for k in self._keys]
-        self._values = [v[rows] for v in self._values]
-        self._lengths = self._lengths[rows]
+    def _begin(self, row: int, number: int) -> None:
+        question = self._questions[number]
+        *start, last = question.ids
+        if start:
+            self._model.read(torch.tensor(start, device=self._device), self._caches, row)
+        self._owners[row], self._lengths[row], self._ids[row] = number, len(start), last
+        self._draws[row] = np.random.default_rng(question.seed)
 
-    def _run(self, ids: Tensor) -> Tensor:
-        positions = self._lengths[:, None] + torch.arange(ids.shape[1], device=ids.device)
-        caches = [
-            LayerCache(k, v, self._lengths) for k, v in zip(self._keys, self._values, strict=True)
-        ]
-        states: Tensor = self._model(ids, caches, positions)
-        return states
-
-
-def _choose(log_probs: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
-    """``[rows]`` ranks: the first where the temperature is 0, else drawn."""
-    noise = torch.rand(log_probs.shape, generator=generator, device=log_probs.device)
-    gumbel = -torch.log(-torch.log(noise.clamp(1e-9, 1 - 1e-7)))
-    warm = log_probs / temperatures.clamp(min=1e-3)[:, None] + gumbel
-    return torch.where(temperatures > 0, warm.argmax(1), 0)
+    def _keep(self, rows: npt.NDArray[np.int64]) -> None:
+        """Go on with these rows only: nothing waits, and half of the work would be for nobody."""
+        self._caches.keep(rows.tolist())
+        self._draws = [self._draws[row] for row in rows.tolist()]
+        self._owners, self._lengths, self._ids = (
+            values[rows] for values in (self._owners, self._lengths, self._ids)
+        )
 
 
-def _response(
-    question: Question, answer: list[tuple[int, Ids, npt.NDArray[np.float16]]]
-) -> Response:
+def _response(question: Question, answer: list[_Step]) -> Response:
     tokens, tops, laws = zip(*answer, strict=True)
     return Response(
         task=question.task,
@@ -174,5 +202,5 @@ def _response(
         prompt_ids=np.array(question.ids, np.int32),
         token_ids=np.array(tokens, np.int32),
         top_ids=np.stack(tops),
-        log_probs=np.stack(laws),
+        log_probs=np.stack(laws).astype(np.float16),
     )

@@ -12,15 +12,29 @@ from .processes import Processes
 from .request import DistillRequest, Watcher
 from .target import DistillTarget
 from .teacher import Question, Teacher
-from .teacher_text import shard_path, shard_tokens, write_shard
+from .teacher_text import Response, shard_path, shard_tokens, write_shard
 from .written_prompts import written_prompts
 
 logger = logging.getLogger(__name__)
 
 _CHUNK_TOKENS = 512
 """Tokens of a corpus that the teacher reads at once."""
+_FIRST_SHARD, _LARGEST_SHARD = 16, 256
+"""Questions of one file."""
 _WARM_SHARE, _TEMPERATURE = 4, 0.6
 """One in so many answers is drawn at this temperature, for variety."""
+
+
+def shard_range(number: int) -> tuple[int, int]:
+    """The first question of a shard, and the first one after it.
+
+    16 in the first one, so that a short run does not write more than it needs, then twice as
+    many each time until a shard takes a minute or two: what an interruption loses.
+    """
+    first, size = 0, _FIRST_SHARD
+    for _ in range(number):
+        first, size = first + size, min(2 * size, _LARGEST_SHARD)
+    return first, first + size
 
 
 def text_folders(output: Path) -> tuple[Path, Path]:
@@ -49,30 +63,37 @@ class TextStage:
         """
         folder, _ = text_folders(self._request.output)
         folder.mkdir(parents=True, exist_ok=True)
-        questions = self._questions()
-        size, count, rank = self._request.batch_size, self._processes.count, self._processes.rank
-        for first in itertools.count(0, count):
+        questions, wanted = self._questions(), self._request.text_tokens
+        for first in itertools.count(0, self._processes.count):
             written = sum(shard_tokens(path) for path in folder.glob("[0-9]*.safetensors"))
-            wanted = self._request.text_tokens
             self._tell("text", min(written, wanted), wanted)
-            has_none_left = first * size >= len(questions)
+            has_none_left = shard_range(first)[0] >= len(questions)
             if self._processes.agree(written >= wanted or has_none_left):
                 if written < wanted and self._processes.is_first:
                     logger.warning(
                         "the %d prompts gave %d tokens of the %d asked for: training goes on with "
-                        "these; more prompts give more (--prompts, and --resume)",
+                        "these; more prompts give more (--prompts, in a new folder)",
                         len(questions),
                         written,
                         wanted,
                     )
                 return
-            number = first + rank
-            batch = questions[number * size :][:size]
-            if batch and not shard_path(folder, number).is_file():
-                seed = self._request.training.seed * 1_000_003 + number
-                answers = self._teacher.answer(batch, self._request.max_new_tokens, seed)
-                write_shard(folder, number, answers)
+            number = first + self._processes.rank
+            part = questions[slice(*shard_range(number))]
+            if part and not shard_path(folder, number).is_file():
+                write_shard(folder, number, self._answers(part, written))
             self._processes.wait()
+
+    def _answers(self, questions: list[Question], written: int) -> list[Response]:
+        """The answers of one shard, where the others hold `written` tokens."""
+        count, wanted = self._processes.count, self._request.text_tokens
+
+        def tell(new: int) -> None:
+            self._tell("text", min(written + new * count, wanted - 1), wanted)
+
+        return self._teacher.answer(
+            questions, self._request.max_new_tokens, num_rows=self._request.batch_size, tell=tell
+        )
 
     def read_corpus(self, texts: list[str]) -> None:
         """Have the target read texts that others wrote."""
@@ -93,9 +114,10 @@ class TextStage:
         checkpoint = self._target.checkpoint
         return Teacher(
             checkpoint,
-            self._target.files.eos_token_ids,
-            self._processes.device,
-            min(self._target.vocabulary.size, checkpoint.config.num_logits),
+            end_ids=self._target.files.eos_token_ids,
+            num_tokens=min(self._target.vocabulary.size, checkpoint.config.num_logits),
+            device=self._processes.device,
+            dtype=self._processes.dtype,
         )
 
     def _questions(self) -> list[Question]:
@@ -105,18 +127,19 @@ class TextStage:
         prompts = self._request.prompts or tuple(written_prompts(self._request.training.seed))
         rng = np.random.default_rng(self._request.training.seed)
         questions = []
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts):
             text = prompt.prompt
             if tokenizer.has_chat_template:
                 text = tokenizer.apply_chat_template([{"role": "user", "content": text}])
             ids = tokenizer.encode(text, add_special=True)
             is_warm = rng.integers(_WARM_SHARE) == 0
-            if len(ids) <= room:
+            if 0 < len(ids) <= room:
                 question = Question(
                     task=prompt.task,
                     prompt=prompt.prompt,
                     ids=tuple(ids),
                     temperature=_TEMPERATURE if is_warm else 0.0,
+                    seed=self._request.training.seed * 1_000_003 + number,
                 )
                 questions.append(question)
         return questions

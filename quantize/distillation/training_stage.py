@@ -13,7 +13,7 @@ from .processes import Processes
 from .request import DistillRequest, Watcher
 from .starting import start_from_target
 from .target import DistillTarget
-from .teacher import NUM_TOP
+from .teacher_head import NUM_TOP
 from .teacher_text import Response, read_responses
 from .text_stage import text_folders
 from .tokenizer import (

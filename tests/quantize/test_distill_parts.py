@@ -5,6 +5,7 @@ import pytest
 import torch
 from tiny_checkpoints import write_checkpoint
 from tiny_models import tiny_model
+from tiny_teacher import question, teacher_of
 
 from omnidraft_npu.errors import CheckpointError, ConfigError
 from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
@@ -18,7 +19,7 @@ from omnidraft_npu.quantize.distillation.starting import (
     piece_embeddings,
     start_from_target,
 )
-from omnidraft_npu.quantize.distillation.teacher import NUM_TOP, Question, Teacher
+from omnidraft_npu.quantize.distillation.teacher_head import NUM_TOP
 from omnidraft_npu.quantize.distillation.teacher_text import (
     read_responses,
     shard_path,
@@ -51,15 +52,9 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def responses(target):
-    teacher = Teacher(target, (2,), CPU, 300)
     encoder = encoder_of(target.tokenizer())
-    questions = [
-        Question(
-            task="words", prompt=text, ids=tuple(encoder.encode(text.encode())[0]), temperature=0.0
-        )
-        for text in PROMPTS
-    ]
-    return teacher.answer(questions, 12, seed=0)
+    questions = [question(text, encoder.encode(text.encode())[0]) for text in PROMPTS]
+    return teacher_of(target).answer(questions, 12, num_rows=5)
 
 
 @pytest.fixture(scope="module")
@@ -95,44 +90,6 @@ def test_the_llama_is_that_of_transformers(target, rng):
         torch.testing.assert_close(
             model.logits(model(ids)), reference(ids).logits, atol=1e-4, rtol=1e-4
         )
-
-
-def test_answers_do_not_depend_on_those_written_beside_them(target, responses):
-    """Rows of different lengths share a cache, and rows that ended are taken out of it."""
-    teacher = Teacher(target, (2,), CPU, 300)
-    for r in responses:
-        ids = tuple(r.prompt_ids.tolist())
-        question = Question(task="words", prompt=r.prompt, ids=ids, temperature=0.0)
-        (alone,) = teacher.answer([question], 12, seed=5)
-        np.testing.assert_array_equal(alone.token_ids, r.token_ids)
-
-
-def test_greedy_answers_take_the_likeliest_token_and_stop_at_an_end(responses):
-    for r in responses:
-        np.testing.assert_array_equal(r.token_ids, r.top_ids[:, 0])
-        assert 2 not in r.token_ids[:-1]
-        assert (np.diff(r.log_probs.astype(np.float32), axis=1) <= 0).all()
-        assert (np.exp(r.log_probs.astype(np.float32)).sum(axis=1) <= 1.01).all()
-
-
-def test_reading_a_text_gives_the_laws_of_answering_it(target, responses):
-    teacher = Teacher(target, (2,), CPU, 300)
-    r = responses[0]
-    read = teacher.read("text", [*r.prompt_ids.tolist(), *r.token_ids.tolist()])
-    count = len(r.token_ids)
-    np.testing.assert_array_equal(read.token_ids[-count:], r.token_ids)
-    np.testing.assert_allclose(
-        read.log_probs[-count:, 0].astype(float), r.log_probs[:, 0].astype(float), atol=0.1
-    )
-
-
-def test_warm_answers_follow_the_seed(target):
-    teacher = Teacher(target, (), CPU, 300)
-    question = Question(task="words", prompt="a", ids=(70, 71), temperature=2.0)
-    same, again, other = (
-        teacher.answer([question], 12, seed=seed)[0].token_ids.tolist() for seed in (1, 1, 2)
-    )
-    assert same == again != other
 
 
 def test_shards_give_back_what_was_written(tmp_path, responses):
