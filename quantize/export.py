@@ -79,7 +79,7 @@ def export_bundle(
         output.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(output.with_name(f".{output.name}.lock"), lambda: _refuse(output)):
             check_output(output, force)
-            stages = Stages(output.with_name(output.name + ".partial"), _identity(request))
+            stages = Stages(partial_folder(output), _identity(request))
             _export(request, stages, output, progress)
     except OSError as error:
         raise ExportError(
@@ -90,6 +90,11 @@ def export_bundle(
         stage_s=stages.seconds,
         seconds=time.perf_counter() - started,
     )
+
+
+def partial_folder(output: Path) -> Path:
+    """Where an export to `output` is made, and where its finished stages stay if it stops."""
+    return output.with_name(output.name + ".partial")
 
 
 def _refuse(output: Path) -> None:

@@ -128,7 +128,7 @@ def _check_options(model: HtpModel) -> None:
     if model.lora_rank and without:
         raise ConfigError(
             f"adapters of {model.name} are computed in fp16 on the NPU, which no source claims for "
-            f"{without[0].name}: leave out --soc {without[0].key}, or export without LoRA inputs"
+            f"{without[0].name}: leave out --soc {without[0].key}, or use --lora-rank 0"
         )
     if recipe.kv_bits == 16:
         logger.warning(

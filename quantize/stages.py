@@ -1,6 +1,7 @@
 """Work in named stages inside one folder: a stage is finished, or its files are gone."""
 
 import json
+import logging
 import shutil
 import time
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Any
 
 from omnidraft_npu.files import write_json
 from omnidraft_npu.progress import Report
+
+logger = logging.getLogger(__name__)
 
 _MARKS = ".stages"
 
@@ -31,6 +34,7 @@ class Stages:
         self.seconds: dict[str, float] = {}
         self._identity = identity
         self._marks = root / _MARKS
+        self._has_begun = False
 
     def run(
         self,
@@ -96,7 +100,14 @@ class Stages:
 
     def _begin(self) -> None:
         path = self._marks / "identity.json"
-        if path.is_file() and json.loads(path.read_text(encoding="utf-8")) == self._identity:
+        is_same = path.is_file() and json.loads(path.read_text(encoding="utf-8")) == self._identity
+        if not self._has_begun and self._has_finished():
+            if is_same:
+                logger.info("taking over what an earlier run finished in %s", self.root)
+            else:
+                logger.warning("dropping %s: it was made with other options", self.root)
+        self._has_begun = True
+        if is_same:
             return
         shutil.rmtree(self.root, ignore_errors=True)
         self._marks.mkdir(parents=True)

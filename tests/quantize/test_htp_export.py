@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import shutil
 
 import pytest
@@ -92,13 +93,18 @@ def test_an_export_that_was_stopped_takes_up_the_chips_that_are_done(
     extra = ("--soc", "x-elite", "--soc", "sm8750-ac", "--htp-precision", "fp16")
     models = [f"--{role}={checkpoints / 'drafter'}" for role in ("drafter", "target")]
     command = ["export", *models, "-o", str(tmp_path / "bundle"), *SMALL, *extra]
-    assert CliRunner().invoke(cli, command).exit_code == 130
+    stopped = CliRunner().invoke(cli, command)
+    assert stopped.exit_code == 130
+    said = f"finished parts are kept in {tmp_path / 'bundle.partial'}; go on with: "
+    (line,) = [line for line in stopped.stderr.splitlines() if line.startswith(said)]
+    again = shlex.split(line.removeprefix(said))
+    assert again[0] == "omnidraft-npu"
     assert not list(tmp_path.rglob("8-elite/*"))
     assert list(tmp_path.rglob("x-elite/length_1_ctx.onnx"))
     monkeypatch.setattr(
         htp_stage, "compile_graphs", lambda g, f, which, **_: chips.append(which) or {}
     )
-    CliRunner().invoke(cli, command)
+    CliRunner().invoke(cli, again[1:])
     assert [one[0].key for one in chips[2:]] == ["8-elite", "x-elite", "8-elite"]
 
 

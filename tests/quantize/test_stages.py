@@ -25,22 +25,26 @@ def never(root, tell):
     raise AssertionError("a finished stage ran again")
 
 
-def test_a_finished_stage_is_taken_over_by_the_same_work(tmp_path):
+def test_a_finished_stage_is_taken_over_by_the_same_work(tmp_path, caplog):
+    caplog.set_level("INFO")
     root = tmp_path / "work.partial"
     assert Stages(root, {"a": 1}).run("first", "one", write, quiet) == {"value": 1}
     later = Stages(root, {"a": 1})
     assert later.run("first", "one", never, quiet) == {"value": 1}
     assert [path.name for path in later.files()] == ["file"]
     assert later.seconds == {}
+    assert caplog.messages == [f"taking over what an earlier run finished in {root}"]
 
 
-def test_other_work_begins_from_nothing(tmp_path):
+def test_other_work_begins_from_nothing_and_says_so(tmp_path, caplog):
+    """Hours of work were dropped without a word where an option was another."""
     root = tmp_path / "work.partial"
     Stages(root, {"a": 1}).run("first", "one", write, quiet)
     other = Stages(root, {"a": 2})
     with pytest.raises(AssertionError):
         other.run("first", "one", never, quiet)
     assert other.files() == []
+    assert caplog.messages == [f"dropping {root}: it was made with other options"]
 
 
 def test_a_failed_stage_leaves_no_file_and_finished_ones_stay(tmp_path):

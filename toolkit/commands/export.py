@@ -81,11 +81,12 @@ def command(
       omnidraft-npu export --drafter ./llama-68m --target ./vicuna-7b --precision int4 -o bundle
       omnidraft-npu export --drafter smollm2-135m --target gemma3-270m --soc x-elite -o bundle
     """
-    from omnidraft_npu.quantize.export import ExportRequest, export_bundle
+    from omnidraft_npu.quantize.export import ExportRequest, export_bundle, partial_folder
     from omnidraft_npu.quantize.htp_request import htp_request
     from omnidraft_npu.quantize.model_stage import model_request
 
     from .progress import stage_progress
+    from .resuming import telling_how_to_resume
 
     logging.basicConfig(format="%(message)s")
     logging.getLogger("omnidraft_npu").setLevel(logging.INFO)
@@ -109,7 +110,7 @@ def command(
             for target in targets
         ),
     )
-    with stage_progress() as report:
+    with telling_how_to_resume(partial_folder(output)), stage_progress() as report:
         done = export_bundle(request, output, force=force, progress=report)
     _say(done, as_json)
 
