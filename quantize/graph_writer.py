@@ -133,6 +133,16 @@ class GraphWriter:
         self._tensors[self._new(name)] = self._file.once(name, make)
         return name
 
+    def stored_tensor(self, name: str, tensor: "onnx.TensorProto") -> str:
+        """Add a constant that is in a file of the folder already; the same bytes, not a copy."""
+        import onnx
+
+        twin = onnx.TensorProto()
+        twin.CopyFrom(tensor)
+        twin.name = self._new(name)
+        self._tensors[name] = twin
+        return name
+
     def has(self, name: str) -> bool:
         """Whether the graph already holds a value of this name."""
         return name in self._values

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.files import write_json
 from omnidraft_npu.manifest import Exporter as ManifestExporter
-from omnidraft_npu.manifest import GraphEntry, ModelEntry
+from omnidraft_npu.manifest import GraphEntry, ModelEntry, TrainingEntry
 from omnidraft_npu.precision import Precision
 from omnidraft_npu.store.local import resolve_model
 from omnidraft_npu.text.tokenizer import Tokenizer
@@ -20,6 +20,7 @@ from .genai_config import write_genai_config
 from .genai_model import GENAI_CONFIG, import_genai_model
 from .htp_request import HtpRequest
 from .stages import Facts, Tell
+from .training_stage import TrainingShape, add_training_graph
 
 Exporter = Literal["builder", "optimum"]
 
@@ -39,7 +40,10 @@ class ModelRequest:
     context_length: int = 4096
     """Most tokens of prompt and response; a model trained for less gets its own limit."""
     lora_rank: int = 0
+    """Rank of the LoRA inputs; 0 for none."""
     has_hidden_states: bool = False
+    training: TrainingShape | None = None
+    """Batches of the training graph of a model with LoRA inputs; None for no such graph."""
     htp: HtpRequest | None = None
     """None for no NPU flavour."""
 
@@ -48,6 +52,11 @@ class ModelRequest:
             raise ConfigError(
                 f"context_length is {self.context_length}, must be at least 16: "
                 "use --context-length 16 or more"
+            )
+        if self.lora_rank < 0:
+            raise ConfigError(
+                f"lora_rank is {self.lora_rank}, must not be negative: use --lora-rank 0 for a "
+                "drafter that does not learn"
             )
 
     def identity(self) -> Facts:
@@ -61,6 +70,7 @@ class ModelRequest:
             "context_length": self.context_length,
             "lora_rank": self.lora_rank,
             "has_hidden_states": self.has_hidden_states,
+            "training": None if self.training is None else str(self.training),
             "htp": None if self.htp is None else self.htp.identity(),
         }
 
@@ -71,9 +81,13 @@ def model_request(
     precision: Precision,
     context_length: int,
     exporter: Exporter = "builder",
+    lora_rank: int = 0,
+    training: TrainingShape | None = None,
     htp: HtpRequest | None = None,
 ) -> ModelRequest:
     """A request for a model the user named: a path, a built-in name or a hub id.
+
+    With a `lora_rank` it can learn: it has LoRA inputs and gives its hidden states.
 
     Raises:
         StoreError: there is no such path, and no such model in the local store.
@@ -90,6 +104,9 @@ def model_request(
         precision=precision,
         exporter=exporter,
         context_length=context_length,
+        lora_rank=lora_rank,
+        has_hidden_states=lora_rank > 0,
+        training=training if lora_rank > 0 else None,
         htp=htp,
     )
 
@@ -109,8 +126,14 @@ def prepare_model(request: ModelRequest) -> PreparedModel:
 
     Raises:
         CheckpointError, TokenizerError: it cannot be exported.
+        ConfigError: it is to learn, and its graph is not built here.
     """
     if request.exporter == "optimum" or (request.path / GENAI_CONFIG).is_file():
+        if request.lora_rank:
+            raise ConfigError(
+                f"{request.name} is not built by our own builder, so it has no LoRA inputs and "
+                "cannot learn: use --lora-rank 0, or another drafter"
+            )
         return PreparedModel(request=request, checkpoint=None, tokenizer=None)
     from .checkpoints.open_checkpoint import open_checkpoint
 
@@ -132,6 +155,7 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
 
     Raises:
         CheckpointError, TokenizerError: the checkpoint cannot be exported.
+        ExportError: its training graph is wrong.
     """
     request, checkpoint, files = model.request, model.checkpoint, model.tokenizer
     if checkpoint is None or files is None:
@@ -175,6 +199,16 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
         lora_rank=request.lora_rank,
         has_hidden_states=request.has_hidden_states,
     )
+    training = None
+    if request.training is not None:
+        training = add_training_graph(
+            config,
+            root / "cpu",
+            folder,
+            lora_rank=request.lora_rank,
+            shape=request.training,
+            context_length=context_length,
+        )
     _write_documents(root, checkpoint.source_files, files)
     return _entry(
         request,
@@ -182,6 +216,7 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
         folder,
         files,
         graph,
+        training=training,
         architecture=config.architecture,
         exporter="builder",
         num_logits=config.num_logits,
@@ -228,6 +263,7 @@ def _entry(
     exporter: ManifestExporter,
     num_logits: int,
     context_length: int,
+    training: TrainingEntry | None = None,
 ) -> Facts:
     """The `ModelEntry` as JSON of a model whose documents lie in `root`."""
     tokenizer = Tokenizer.from_folder(root)
@@ -244,6 +280,7 @@ def _entry(
         bos_token_id=files.bos_token_id,
         tokenizer_sha256=tokenizer.content_sha256,
         graphs={"cpu": graph},
+        training=training,
     ).to_json()
 
 

@@ -4,6 +4,9 @@ from typing import Literal
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+DEFAULT_RANK = 16
+"""Of the LoRA inputs that a drafter is exported with."""
+
 Side = Literal["A", "B"]
 
 

@@ -40,6 +40,27 @@ class GraphEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingEntry:
+    """The graph that gives the losses of a drafter and their gradients, for learning.
+
+    It runs on the CPU and shares the data file of the drafter's CPU graph.
+    """
+
+    path: str
+    """Relative to the bundle, with forward slashes."""
+    lora_rank: int
+    batch: int
+    """Responses of an update."""
+    length: int
+    """Pieces of a response and what led to it."""
+    num_top: int
+    """Pieces that a law names."""
+    gradient_error: float | None = None
+    """Largest error against torch's gradients, relative to each one's largest element; None where
+    the export had no torch and looked at changes of the loss instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HtpPart:
     """A run of layers of a model that fits no single context of an NPU."""
 
@@ -113,6 +134,8 @@ class ModelEntry:
     """By flavour; `cpu` is the only one with a graph of any length."""
     htp: HtpEntry | None = None
     """None where the model was not exported for an NPU."""
+    training: TrainingEntry | None = None
+    """None for a model that does not learn: a target, or a drafter without LoRA inputs."""
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain dictionaries, lists and scalars."""

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from .chips.table import all_chips
 from .errors import BundleError
-from .manifest import HtpEntry, HtpPart, Manifest, ModelEntry
+from .manifest import HtpEntry, HtpPart, Manifest, ModelEntry, TrainingEntry
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
@@ -24,6 +24,7 @@ def check_manifest(manifest: Manifest) -> None:
             *_number_problems(model),
             *_place_problems(model),
             *_htp_problems(model.htp),
+            *_training_problems(model.training, model),
         ):
             raise BundleError(f"manifest.json: {where}.{problem}: export the bundle again")
     for key, model in manifest.targets.items():
@@ -55,6 +56,8 @@ def required_files(manifest: Manifest) -> Iterator[tuple[str, str]]:
         if model.htp is not None:
             for path in htp_paths(model.htp):
                 yield path, model.name
+        if model.training is not None:
+            yield model.training.path, model.name
         yield f"{model.folder}/tokenizer.json", model.name
     for target in manifest.targets.values():
         if target.tokenizer_sha256 != manifest.drafter.tokenizer_sha256:
@@ -108,6 +111,23 @@ def _htp_problems(htp: HtpEntry | None) -> Iterator[str]:
     for path in htp_paths(htp):
         if not is_inside(path):
             yield f"htp names {path!r}, a path outside the bundle"
+
+
+def _training_problems(training: TrainingEntry | None, model: ModelEntry) -> Iterator[str]:
+    if training is None:
+        return
+    for name in ("lora_rank", "batch", "length", "num_top"):
+        value = getattr(training, name)
+        if value < 1:
+            yield f"training.{name} is {value}, must be at least 1"
+    if not is_inside(training.path):
+        yield f"training.path is {training.path!r}, a path outside the bundle"
+    for flavour, graph in model.graphs.items():
+        if graph.lora_rank != training.lora_rank:
+            yield (
+                f"training.lora_rank is {training.lora_rank}, but that of graphs.{flavour} is "
+                f"{graph.lora_rank}"
+            )
 
 
 def _piece_problems(piece: HtpPart, where: str) -> Iterator[str]:

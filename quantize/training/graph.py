@@ -6,39 +6,51 @@
 `law_probs`          ``[batch, length, t]``        and their probabilities
 `forward_weight`     ``[batch, length]``           what each position counts in the forward
 `reverse_weight`     ``[batch, length]``           and in the reverse divergence
+`head_weight`        ``[batch, length]``           what it counts for the acceptance head
+`joint`              scalar                        1: the head moves the adapter too; 0: not
 `lora.layers.…`      as the drafter's graphs       the adapter
-`loss`               scalar                        `losses.weighted_loss`
-`grad.lora.layers…`  as the adapter                its gradients
+`head.…`             `acceptance_head`             the acceptance head
+`loss`               scalar                        `reference.weighted_loss`
+`head_loss`          scalar                        `reference.acceptance_loss`
+`grad.lora.…`        as the adapter                of ``loss + joint * head_loss``
+`grad.head.…`        as the head                   of `head_loss`
 ===================  ============================  ============================================
 
-The graph is traced: torch differentiates the loss, and what comes of it is exported.
-`optimize=True` of the exporter was seen to change the loss, so it is off.
+The two losses of OmniDraft are a matter of weights. `trie` gives every position with a law the
+same forward (or reverse) weight. `paper` gives positions whose piece is a whole token 1 in the
+reverse divergence, and the pieces of accepted n-grams, each with a law that is that piece alone,
+0.2 in the forward one, which is its negative log-likelihood then.
+
+The graph lies beside the drafter's CPU graph and shares its data file; it is written node by
+node, so that no export needs torch. `parity` compares it with torch's own gradients.
 """
 
-import warnings
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from omnidraft_npu.errors import ExportError
+from omnidraft_npu.acceptance_head import head_shapes
+from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.lora import MODULES, lora_name
 
 from ..architecture import DecoderConfig
-from .decoder import LoraDecoder
-from .losses import weighted_loss
+from ..graph_writer import GraphWriter
+from ..tensor_file import TensorFile
+from .decoder_nodes import TrainedDecoder
+from .loss_nodes import Laws, head_loss, law_loss
+from .operators import Operators
+from .stored_weights import StoredWeights
 
-Floats = npt.NDArray[np.float32]
 Arrays = dict[str, npt.NDArray[Any]]
 
+FILE_NAME = "lora_step.onnx"
+
 _OPSET = 21
-_WORST_ERROR = 1e-4
-"""Of a gradient, over its largest element, against torch's own."""
+_CHUNK_BYTES = 16 * 2**20
+"""Of logits that are held at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,44 +66,48 @@ class TrainingGraphOptions:
     num_top: int = 32
     """Pieces that a law names."""
 
+    def __post_init__(self) -> None:
+        for name in ("lora_rank", "batch", "num_top"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if self.length < 2:
+            raise ConfigError(f"length is {self.length}, must be at least 2")
+
 
 def build_training_graph(
-    config: DecoderConfig,
-    tensors: Callable[[str], Floats],
-    path: Path,
-    options: TrainingGraphOptions,
-) -> float:
-    """Write the training graph of a drafter; its weights are part of it, float32.
+    config: DecoderConfig, folder: Path, options: TrainingGraphOptions
+) -> Path:
+    """Write the training graph of a drafter beside its CPU graph.
 
     Args:
         config: Of the drafter.
-        tensors: Gives a tensor by its canonical name.
-        path: Of the graph; large weights go to a file beside it.
+        folder: Where ``model.onnx`` lies, with LoRA inputs or without.
         options: Shapes.
 
     Returns:
-        The largest error of a gradient against torch's, relative to its largest element.
+        The graph's path.
 
     Raises:
-        ExportError: that error is too large, or the file cannot be written.
+        ExportError: the CPU graph cannot be read, or the new one not be written.
     """
-    weights = {name: torch.from_numpy(tensors(name)) for name in config.tensor_shapes()}
-    step = _Step(config, weights, options)
-    feeds = example_feeds(config, options)
-    program = step.export(feeds)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        program.save(str(path), external_data=True)
-        _strip(path)
-    except OSError as error:
-        raise ExportError(f"cannot write {path} ({error.strerror})") from error
-    found = _parity(path, step, feeds)
-    if not found < _WORST_ERROR:
-        raise ExportError(
-            f"the training graph's gradients differ from torch's by {found:.1e}, more than "
-            f"{_WORST_ERROR:.0e}: use the torch version that this tool pins"
+    path = folder / FILE_NAME
+    weights = StoredWeights(folder / "model.onnx")
+    # What the graph adds is small enough to be part of it, so this file is never opened.
+    with GraphWriter(
+        path, TensorFile(folder / "model.onnx.data"), opset=_OPSET, name="lora_step"
+    ) as graph:
+        for name, (dtype, shape) in graph_inputs(config, options).items():
+            graph.input(name, dtype, shape)
+        ops = Operators(graph)
+        decoder = TrainedDecoder(
+            ops,
+            config,
+            weights,
+            lora_rank=options.lora_rank,
+            lora_modules=options.lora_modules,
         )
-    return found
+        _add_losses(ops, config, weights, decoder, options)
+    return path
 
 
 def lora_shapes(config: DecoderConfig, options: TrainingGraphOptions) -> dict[str, tuple[int, int]]:
@@ -105,94 +121,67 @@ def lora_shapes(config: DecoderConfig, options: TrainingGraphOptions) -> dict[st
     return shapes
 
 
-def example_feeds(config: DecoderConfig, options: TrainingGraphOptions) -> Arrays:
-    """Random values for every input, for tracing and for comparing."""
-    rng = np.random.default_rng(0)
+def graph_inputs(
+    config: DecoderConfig, options: TrainingGraphOptions
+) -> dict[str, tuple[type, tuple[int, ...]]]:
+    """Types and shapes of the graph's inputs, in their order."""
     shape = (options.batch, options.length)
-    num_top = min(options.num_top, config.num_logits)
-    ids = rng.permuted(np.tile(np.arange(num_top), (*shape, 1)), axis=-1)
-    ids = (ids + rng.integers(0, config.num_logits, (*shape, 1))) % config.num_logits
-    probs = rng.dirichlet(np.ones(options.num_top + 1), shape)[..., : options.num_top]
-    probs[rng.random(shape) < 0.2, 1:] = 0
-    feeds: Arrays = {
-        "pieces": rng.integers(0, config.num_logits, shape),
-        "law_ids": ids,
-        "law_probs": probs.astype(np.float32),
-        "forward_weight": (rng.random(shape) < 0.6).astype(np.float32),
-        "reverse_weight": rng.random(shape).astype(np.float32),
+    top = (*shape, options.num_top)
+    named: dict[str, tuple[type, tuple[int, ...]]] = {
+        "pieces": (np.int64, shape),
+        "law_ids": (np.int64, top),
+        "law_probs": (np.float32, top),
+        "forward_weight": (np.float32, shape),
+        "reverse_weight": (np.float32, shape),
+        "head_weight": (np.float32, shape),
+        "joint": (np.float32, ()),
     }
-    for name, lora_shape in lora_shapes(config, options).items():
-        feeds[name] = rng.normal(scale=0.1, size=lora_shape).astype(np.float32)
-    return feeds
+    learned = {**lora_shapes(config, options), **head_shapes(config.hidden_size)}
+    return named | {name: (np.float32, shape) for name, shape in learned.items()}
 
 
-class _Step(torch.nn.Module):
-    """Loss and gradients, with the weights as constants."""
-
-    def __init__(
-        self, config: DecoderConfig, weights: Mapping[str, Tensor], options: TrainingGraphOptions
-    ) -> None:
-        super().__init__()
-        self._names = list(lora_shapes(config, options))
-        self._decoder = LoraDecoder(config, options.length)
-        self._weights = weights
-
-    def loss(self, lora: tuple[Tensor, ...], *data: Tensor) -> Tensor:
-        """The loss of a batch."""
-        pieces, ids, probs, forward_weight, reverse_weight = data
-        named = dict(zip(self._names, lora, strict=True))
-        states = self._decoder.states(self._weights, named, pieces)
-        logits = self._decoder.logits(self._weights, states)
-        return weighted_loss(logits, ids, probs, forward_weight, reverse_weight)
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The loss, then a gradient for every tensor of the adapter."""
-        data, lora = inputs[:5], inputs[5:]
-        gradients, loss = torch.func.grad_and_value(self.loss)(lora, *data)
-        return (loss, *gradients)
-
-    def export(self, feeds: Arrays) -> Any:
-        """An ONNX program of the step."""
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        inputs = tuple(torch.from_numpy(value) for value in feeds.values())
-        traced = make_fx(self.forward)(*inputs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.onnx.export(
-                traced,
-                inputs,
-                dynamo=True,
-                optimize=False,
-                verbose=False,
-                opset_version=_OPSET,
-                input_names=list(feeds),
-                output_names=["loss", *(f"grad.{name}" for name in self._names)],
-            )
+def _add_losses(
+    ops: Operators,
+    config: DecoderConfig,
+    weights: StoredWeights,
+    decoder: TrainedDecoder,
+    options: TrainingGraphOptions,
+) -> None:
+    graph, hidden = ops.graph, config.hidden_size
+    rows = decoder.states("pieces")
+    states = ops.reshape(rows, -1, hidden)
+    source = "embed_tokens" if config.has_tied_head else "logits"
+    laws = Laws(
+        ids=ops.reshape("law_ids", -1, options.num_top),
+        probs=ops.reshape("law_probs", -1, options.num_top),
+        forward_weight="forward_weight",
+        reverse_weight="reverse_weight",
+    )
+    learned = law_loss(
+        ops,
+        states,
+        weights.matrix(graph, source, hidden),
+        laws,
+        num_chunks(options, config.num_logits),
+    )
+    head = head_loss(ops, states, learned.agreement, "head_weight")
+    both = ops("Add", learned.gradient, ops("Mul", head.gradient, "joint"))
+    decoder.pull(ops("Reshape", both, ops("Shape", rows)))
+    _add_output(graph, "loss", learned.loss, ())
+    _add_output(graph, "head_loss", head.loss, ())
+    for name, shape in lora_shapes(config, options).items():
+        _add_output(graph, f"grad.{name}", decoder.gradients[name], shape)
+    for name, width in head_shapes(hidden).items():
+        _add_output(graph, f"grad.{name}", head.gradients[name], width)
 
 
-def _strip(path: Path) -> None:
-    """Drop the exporter's notes on where every node came from: most of the file."""
-    import onnx
-
-    model = onnx.load(path, load_external_data=False)
-    for part in (model, model.graph, *model.graph.node, *model.graph.value_info):
-        del part.metadata_props[:]
-    model.doc_string = model.graph.doc_string = ""
-    path.write_bytes(model.SerializeToString())
+def _add_output(graph: GraphWriter, name: str, value: str, shape: tuple[int, ...]) -> None:
+    graph.output(graph.node("Identity", [value], name), np.float32, shape)
 
 
-def _parity(path: Path, step: _Step, feeds: Arrays) -> float:
-    """The largest error of an output of the graph, relative to that output's largest element."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    found = session.run(None, feeds)
-    expected = step(*(torch.from_numpy(value) for value in feeds.values()))
-    errors = [
-        float(np.abs(ours - theirs.numpy()).max() / max(theirs.abs().max().item(), 1e-12))
-        for ours, theirs in zip(found, expected, strict=True)
-    ]
-    return max(errors)
+def num_chunks(options: TrainingGraphOptions, num_logits: int) -> int:
+    """Parts of the positions: the fewest that divide a row and keep a chunk's logits small."""
+    most = _CHUNK_BYTES // (4 * num_logits)
+    divisors = (n for n in range(1, options.length + 1) if options.length % n == 0)
+    fits = (n for n in divisors if options.batch * options.length <= n * most)
+    return next(fits, options.length)

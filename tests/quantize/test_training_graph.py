@@ -1,81 +1,230 @@
-"""The training graph: torch's loss and gradients, computed by onnxruntime alone."""
+"""The training graph: torch's losses and gradients, computed by onnxruntime alone."""
+
+import importlib.util
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 import torch
 from graph_runner import GraphRunner
-from tiny_models import ARCHITECTURES, tiny_model
+from tiny_models import ARCHITECTURES
+from training_graphs import tiny_training
 
-from omnidraft_npu.errors import ExportError
-from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
-from omnidraft_npu.quantize.decoder_cpu import CpuGraphOptions, build_cpu_decoder
-from omnidraft_npu.quantize.training import graph
-from omnidraft_npu.quantize.training.graph import (
-    TrainingGraphOptions,
-    build_training_graph,
+from omnidraft_npu.acceptance_head import AcceptanceHead
+from omnidraft_npu.errors import ConfigError, ExportError
+from omnidraft_npu.quantize.training import decoder_nodes, graph, loss_nodes, operators
+from omnidraft_npu.quantize.training.graph import TrainingGraphOptions, build_training_graph
+from omnidraft_npu.quantize.training.parity import (
+    check_training_graph,
     example_feeds,
+    stored_tensors,
 )
-from omnidraft_npu.quantize.training.losses import weighted_loss
+from omnidraft_npu.quantize.training.reference import (
+    acceptance_loss,
+    reference_outputs,
+    weighted_loss,
+)
+from omnidraft_npu.quantize.training.reference_decoder import LoraDecoder
 
-OPTIONS = TrainingGraphOptions(lora_rank=3, batch=2, length=20, num_top=6)
-IN_CI = ("llama", "gemma3_text")
+IN_CI = ("llama-fp32", "llama-int4", "qwen2-int8", "gemma3_text-int8")
+CASES = [(a, p) for a in ARCHITECTURES for p in ("fp32", "int8", "int4")]
 
 
-def checkpoint_of(architecture, folder):
-    tiny_model(architecture).save_pretrained(folder)
-    return open_checkpoint(folder)
+@pytest.fixture
+def without_torch(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+    )
+
+
+def outputs(path, feeds):
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(None, feeds), strict=True))
+
+
+def assert_is_torch(made, feeds):
+    weights = stored_tensors(made.path.with_name("model.onnx"), made.config)
+    expected = reference_outputs(made.config, weights, feeds)
+    found = outputs(made.path, feeds)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-4 * np.abs(value).max(), rtol=0)
 
 
 @pytest.mark.parametrize(
-    "architecture",
-    [a if a in IN_CI else pytest.param(a, marks=pytest.mark.slow) for a in ARCHITECTURES],
+    "case",
+    [c if "-".join(c) in IN_CI else pytest.param(c, marks=pytest.mark.slow) for c in CASES],
+    ids="-".join,
 )
-def test_gradients_are_those_of_torch(tmp_path, architecture):
-    checkpoint = checkpoint_of(architecture, tmp_path / "source")
-    path = tmp_path / "step" / "lora_step.onnx"
-    assert build_training_graph(checkpoint.config, checkpoint.tensor, path, OPTIONS) < 1e-4
-    _check_loss_falls_along_the_gradient(path, checkpoint.config)
+def test_every_output_is_torchs_own(tmp_path, case):
+    """On float and on dequantised weights; the graph's real shapes, and those of the check."""
+    made = tiny_training(tmp_path, *case)
+    assert_is_torch(made, example_feeds(made.config, made.options))
+    assert check_training_graph(made.path, made.config, made.options) < 1e-4
 
 
-def _check_loss_falls_along_the_gradient(path, config):
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    feeds = example_feeds(config, OPTIONS)
-    names = [value.name for value in session.get_outputs()]
-    found = dict(zip(names, session.run(None, feeds), strict=True))
-    gradients = {name: found[f"grad.{name}"] for name in feeds if name.startswith("lora.")}
-    square = sum(float((g.astype(np.float64) ** 2).sum()) for g in gradients.values())
-    step = 1e-3 / np.sqrt(square)
-    moved = {n: v - step * gradients[n] if n in gradients else v for n, v in feeds.items()}
-    moved = {n: v.astype(feeds[n].dtype) for n, v in moved.items()}
-    loss = session.run(["loss"], moved)[0]
-    assert loss - found["loss"] == pytest.approx(-step * square, rel=0.2)
+def test_logits_in_chunks_give_the_same(tmp_path, monkeypatch):
+    whole = tiny_training(tmp_path)
+    feeds = example_feeds(whole.config, whole.options)
+    expected = outputs(whole.path, feeds)
+    assert graph.num_chunks(whole.options, whole.config.num_logits) == 1
+    monkeypatch.setattr(graph, "_CHUNK_BYTES", 4 * whole.config.num_logits * 9)
+    assert graph.num_chunks(whole.options, whole.config.num_logits) == 5
+    found = outputs(build_training_graph(whole.config, tmp_path, whole.options), feeds)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-5 * np.abs(value).max(), rtol=0)
+
+
+def test_rows_are_cut_at_most_into_single_pieces():
+    options = TrainingGraphOptions(lora_rank=1, batch=3, length=7)
+    assert graph.num_chunks(options, 1 << 40) == 7
+
+
+def test_the_weights_are_the_drafters_own_bytes(tmp_path):
+    """No file of its own, and no large tensor inside."""
+    made = tiny_training(tmp_path, "qwen3", "int8")
+    decoder = onnx.load(tmp_path / "model.onnx", load_external_data=False).graph.initializer
+    places = {t.name: {e.key: e.value for e in t.external_data} for t in decoder}
+    step = onnx.load(made.path, load_external_data=False).graph.initializer
+    shared = [tensor for tensor in step if tensor.external_data]
+    assert sum("proj" in t.name or "gate_up" in t.name for t in shared) > 0
+    for tensor in shared:
+        assert {e.key: e.value for e in tensor.external_data} == places[tensor.name]
+    assert all(len(tensor.raw_data) <= 1024 for tensor in step)
+    files = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert files == {"model.onnx", "model.onnx.data", "lora_step.onnx"}
 
 
 def test_the_decoder_that_is_trained_is_the_decoder_that_drafts(tmp_path):
-    """The states of the traced decoder against the drafter's own graph, adapter included."""
-    checkpoint = checkpoint_of("gemma3_text", tmp_path / "source")
-    config = checkpoint.config
-    options = CpuGraphOptions(precision="fp32", context_length=32, lora_rank=3)
-    path = build_cpu_decoder(config, checkpoint.tensor, tmp_path / "graph", options)
-    feeds = example_feeds(config, OPTIONS)
+    """What the reference says against the drafter's own graph, adapter included."""
+    made = tiny_training(tmp_path, "gemma3_text")
+    feeds = example_feeds(made.config, made.options)
     lora = {name: value for name, value in feeds.items() if name.startswith("lora.")}
-    runner = GraphRunner(path, capacity=32)
+    runner = GraphRunner(made.path.with_name("model.onnx"), capacity=32)
     runner.lora = lora
     expected = runner.run(feeds["pieces"][0].tolist())
-    weights = {name: torch.from_numpy(checkpoint.tensor(name)) for name in config.tensor_shapes()}
-    decoder = graph.LoraDecoder(config, OPTIONS.length)
+    weights = stored_tensors(made.path.with_name("model.onnx"), made.config)
+    weights = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+    decoder = LoraDecoder(made.config, made.options.length)
     tensors = {name: torch.from_numpy(value) for name, value in lora.items()}
     states = decoder.states(weights, tensors, torch.from_numpy(feeds["pieces"]))
     found = decoder.logits(weights, states)[0].numpy()
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.ptp(expected))
+    np.testing.assert_allclose(states[0].numpy(), runner.hidden_states, atol=1e-4)
 
 
-def test_a_graph_that_differs_from_torch_is_refused(tmp_path, monkeypatch):
-    checkpoint = checkpoint_of("llama", tmp_path / "source")
-    monkeypatch.setattr(graph, "_WORST_ERROR", 0.0)
-    with pytest.raises(ExportError, match="gradients differ"):
-        build_training_graph(checkpoint.config, checkpoint.tensor, tmp_path / "a.onnx", OPTIONS)
+def test_the_heads_loss_moves_the_adapter_only_where_they_are_trained_jointly(tmp_path):
+    made = tiny_training(tmp_path)
+    feeds = example_feeds(made.config, made.options)
+    apart = outputs(made.path, feeds | {"joint": np.array(0, np.float32)})
+    joint = outputs(made.path, feeds)
+    without = outputs(made.path, feeds | {"head_weight": np.zeros_like(feeds["head_weight"])})
+    name = "grad.lora.layers.1.v_proj.A"
+    np.testing.assert_array_equal(apart[name], without[name])
+    assert np.abs(joint[name] - apart[name]).max() > 1e-3 * np.abs(apart[name]).max()
+    np.testing.assert_array_equal(joint["grad.head.in.weight"], apart["grad.head.in.weight"])
+    assert without["head_loss"] == 0
+    assert not without["grad.head.in.weight"].any()
+
+
+def test_positions_without_weight_teach_nothing(tmp_path):
+    made = tiny_training(tmp_path)
+    feeds = example_feeds(made.config, made.options)
+    weights = ("forward_weight", "reverse_weight", "head_weight")
+    found = outputs(made.path, feeds | {name: np.zeros_like(feeds[name]) for name in weights})
+    assert found["loss"] == 0
+    assert not any(np.any(value) for value in found.values())
+
+
+def test_only_adapted_modules_are_inputs(tmp_path):
+    made = tiny_training(tmp_path, lora_modules=("q_proj", "down_proj"))
+    feeds = example_feeds(made.config, made.options)
+    assert sum(name.startswith("lora.") for name in feeds) == 2 * 2 * made.config.num_layers
+    assert_is_torch(made, feeds)
+
+
+def test_the_head_is_the_one_that_ends_drafts(tmp_path):
+    """The graph's head loss from the probabilities that `AcceptanceHead` gives."""
+    made = tiny_training(tmp_path)
+    feeds = example_feeds(made.config, made.options)
+    feeds["head_weight"] = np.zeros_like(feeds["head_weight"])
+    feeds["head_weight"][0, 4] = 1
+    runner = GraphRunner(made.path.with_name("model.onnx"), capacity=32)
+    runner.lora = {name: value for name, value in feeds.items() if name.startswith("lora.")}
+    logits = runner.run(feeds["pieces"][0, :5].tolist())[-1]
+    law = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    label = np.minimum(law[feeds["law_ids"][0, 4]], feeds["law_probs"][0, 4]).sum()
+    head = AcceptanceHead.from_tensors(feeds)
+    chance = 1 / (1 + np.exp(-head.logits(runner.hidden_states[-1])))
+    expected = -(label * np.log(chance) + 6 * (1 - label) * np.log(1 - chance))
+    assert outputs(made.path, feeds)["head_loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.usefixtures("without_torch")
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
+def test_without_torch_the_losses_are_watched_along_the_gradients(tmp_path, architecture):
+    made = tiny_training(tmp_path, architecture, "int8")
+    assert check_training_graph(made.path, made.config, made.options) is None
+
+
+def _turned(ops, loss, slope):
+    return loss, ops("Neg", slope)
+
+
+MISTAKES = {
+    "the norm forgets what lies along it": (
+        operators.Operators,
+        "norm",
+        lambda self, x, weight, epsilon: (
+            self("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=epsilon),
+            lambda gradient: self("Mul", gradient, weight),
+        ),
+    ),
+    "queries are not turned back": (
+        decoder_nodes.TrainedDecoder,
+        "_rotate",
+        lambda self, x, rope, sin: self._ops(
+            "RotaryEmbedding",
+            x,
+            self._ops.integers(0),
+            f"{rope}.cos",
+            f"{rope}.sin",
+            domain="com.microsoft",
+        ),
+    ),
+    "the reverse slope points the other way": (
+        loss_nodes._Named,
+        "reverse",
+        lambda self, of=loss_nodes._Named.reverse: _turned(self._ops, *of(self)),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_a_wrong_gradient_is_refused(tmp_path, monkeypatch, request, mistake, has_torch):
+    if not has_torch:
+        request.getfixturevalue("without_torch")
+    monkeypatch.setattr(*MISTAKES[mistake])
+    made = tiny_training(tmp_path)
+    with pytest.raises(ExportError, match=r"gradient.*--lora-rank 0"):
+        check_training_graph(made.path, made.config, made.options)
+    assert not list(tmp_path.glob(".small*"))
+
+
+@pytest.mark.parametrize("field", ["lora_rank", "batch", "length", "num_top"])
+def test_shapes_that_cannot_be_are_refused(field):
+    with pytest.raises(ConfigError, match=field):
+        TrainingGraphOptions(**{"lora_rank": 1} | {field: 0})
+
+
+def test_without_a_cpu_graph_there_is_none_to_train(tmp_path):
+    made = tiny_training(tmp_path)
+    with pytest.raises(ExportError, match=r"cannot read .*model\.onnx"):
+        build_training_graph(made.config, tmp_path / "elsewhere", made.options)
 
 
 def one_position(logits, ids, probs, forward, reverse):
@@ -106,5 +255,10 @@ def test_the_reverse_divergence_is_taken_over_the_named_pieces_alone():
     assert found == pytest.approx((q * np.log(q / p)).sum())
 
 
-def test_positions_without_weight_teach_nothing():
-    assert one_position(LOGITS, [2, 0], [0.5, 0.3], 0.0, 0.0) == 0.0
+def test_a_rejected_piece_counts_six_times_an_accepted_one():
+    head = AcceptanceHead.fresh(3, np.random.default_rng(0))
+    tensors = tuple(torch.from_numpy(value) for value in head.tensors.values())
+    states, weight = torch.zeros(1, 2, 3), torch.tensor([[1.0, 0.0]])
+    for label, expected in ((1.0, np.log(2)), (0.0, 6 * np.log(2)), (0.5, 3.5 * np.log(2))):
+        labels = torch.full((1, 2), label)
+        assert float(acceptance_loss(states, tensors, labels, weight)) == pytest.approx(expected)

@@ -9,6 +9,7 @@ from ..drafters import DEFAULT_DRAFTER, packaged_drafter
 from ..errors import BundleError, ConfigError, StoreError
 from ..files import sha256_of
 from ..locks import exclusive
+from ..lora import DEFAULT_RANK
 from ..store.builtin_models import find_builtin
 from ..store.local import store_folder
 from .pull import fetch_model
@@ -46,7 +47,7 @@ def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
             f"there is no default pair for target {target!r}, there is one for "
             f"{' and '.join(DEFAULT_TARGETS)}: use one of these, or --bundle"
         )
-    bundle = store_folder() / "bundles" / f"{target}-{_drafter_version()}"
+    bundle = store_folder() / "bundles" / f"{target}-{_drafter_version()}-r{DEFAULT_RANK}"
     if _is_whole(bundle):
         return bundle
     try:
@@ -96,11 +97,18 @@ def _make(bundle: Path, target: str, accept_terms: bool) -> None:
 
     from omnidraft_npu.quantize.export import ExportRequest, export_bundle
     from omnidraft_npu.quantize.model_stage import model_request
+    from omnidraft_npu.quantize.training_stage import TrainingShape
 
     from .progress import stage_progress
 
     request = ExportRequest(
-        drafter=model_request(DEFAULT_DRAFTER, precision="int8", context_length=4096),
+        drafter=model_request(
+            DEFAULT_DRAFTER,
+            precision="int8",
+            context_length=4096,
+            lora_rank=DEFAULT_RANK,
+            training=TrainingShape(),
+        ),
         targets=(model_request(target, precision="int8", context_length=4096),),
     )
     with stage_progress() as report:

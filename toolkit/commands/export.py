@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from ..lora import DEFAULT_RANK
 from ..precision import Precision
 from .htp_options import htp_options, read_htp_options
 
@@ -50,6 +51,20 @@ _PRECISIONS = get_args(Precision)
     show_default=True,
     help="How targets are exported; `optimum` takes any causal LM (extra `optimum`).",
 )
+@click.option(
+    "--lora-rank",
+    type=int,
+    default=DEFAULT_RANK,
+    show_default=True,
+    help="Rank of what the drafter can learn on the device; 0 for one that does not learn.",
+)
+@click.option(
+    "--training-shape",
+    default="8x256",
+    show_default=True,
+    metavar="BxL",
+    help="Responses an update learns from x pieces of each; 4x128 takes a quarter of the memory.",
+)
 @htp_options
 @click.option("--force", is_flag=True, help="Replace the bundle that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -61,6 +76,8 @@ def command(
     draft_precision: Precision | None,
     context_length: int,
     exporter: "Exporter",
+    lora_rank: int,
+    training_shape: str,
     force: bool,
     as_json: bool,
     **htp: Any,
@@ -70,6 +87,9 @@ def command(
     Models are Hugging Face folders, GGUF files, or names that `omnidraft-npu pull` brought to
     the local store; a local path always wins. An interrupted export resumes when the same
     command is run again.
+
+    The drafter can learn from what the target says, on the device and without torch: beside its
+    graph lies one that gives its losses and their gradients (--lora-rank).
 
     With --soc the bundle also holds static graphs for the NPU and a context binary for every
     chip named, made here ahead of time: no chip is needed, and each binary is read back to see
@@ -84,6 +104,7 @@ def command(
     from omnidraft_npu.quantize.export import ExportRequest, export_bundle, partial_folder
     from omnidraft_npu.quantize.htp_request import htp_request
     from omnidraft_npu.quantize.model_stage import model_request
+    from omnidraft_npu.quantize.training_stage import TrainingShape
 
     from .progress import stage_progress
     from .resuming import telling_how_to_resume
@@ -97,6 +118,8 @@ def command(
             drafter,
             precision=draft_precision or precision,
             context_length=context_length,
+            lora_rank=lora_rank,
+            training=TrainingShape.parse(training_shape),
             htp=htp_request(options, "drafter"),
         ),
         targets=tuple(
