@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 from decoder_graphs import GENAI, write_decoder
-from tiny_models import tiny_model
+from training_graphs import tiny_training
 
 from omnidraft_npu.distillation import PieceLaws
 from omnidraft_npu.errors import BundleError
-from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
-from omnidraft_npu.quantize.training.graph import TrainingGraphOptions, build_training_graph
 from omnidraft_npu.replay import Example
 from omnidraft_npu.runtime.adamw import AdamWConfig
 from omnidraft_npu.runtime.lora_trainer import LoraTrainer, TrainingStep
@@ -20,13 +18,8 @@ FAST = AdamWConfig(learning_rate=0.02)
 @pytest.fixture(scope="module")
 def step(tmp_path_factory):
     root = tmp_path_factory.mktemp("step")
-    tiny_model("llama").save_pretrained(root / "source")
-    checkpoint = open_checkpoint(root / "source")
-    options = TrainingGraphOptions(
-        lora_rank=2, lora_modules=("q_proj", "down_proj"), batch=3, length=LENGTH, num_top=TOP
-    )
-    path = root / "lora_step.onnx"
-    build_training_graph(checkpoint.config, checkpoint.tensor, path, options)
+    options = {"lora_modules": ("q_proj", "down_proj"), "num_top": TOP}
+    path = tiny_training(root, lora_rank=2, batch=3, length=LENGTH, **options).path
     return TrainingStep(path, threads=1)
 
 
