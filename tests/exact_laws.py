@@ -15,6 +15,7 @@ from markov_model import MarkovModel
 from omnidraft_npu import speculative, verification
 from omnidraft_npu.bridge import text_walk, walk
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
+from omnidraft_npu.token_law import TokenLaw
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -121,8 +122,11 @@ class _ExactRows:
 
     def rows(self, logits: np.ndarray, draft_ids: Sequence[int]) -> _ExactRows:
         assert len(logits) == len(draft_ids) + 1
-        self.weights = logits.__getitem__
+        self._rows = logits
         return self
+
+    def law(self, row: int) -> TokenLaw:
+        return TokenLaw(self._rows[row])
 
 
 def _allowed(weights: np.ndarray, sampling: SamplingConfig) -> np.ndarray:

@@ -10,20 +10,21 @@ from omnidraft_npu.bridge.walk import TrieWalk
 from omnidraft_npu.config import SamplingConfig
 from omnidraft_npu.proposal import ROOT, Proposal, Rule
 from omnidraft_npu.sampling import Draw, TargetLaw
+from omnidraft_npu.token_law import TokenLaw
 from omnidraft_npu.verification import verify
 
 
 class FixedRows:
     """The same law at every place."""
 
-    def __init__(self, weights: np.ndarray) -> None:
-        self._weights = weights
+    def __init__(self, law: TokenLaw) -> None:
+        self._law = law
 
     def choice(self, row: int) -> int:
-        return int(self._weights.argmax())
+        return int(self._law.dense.argmax())
 
-    def weights(self, row: int) -> np.ndarray:
-        return self._weights
+    def law(self, row: int) -> TokenLaw:
+        return self._law
 
 
 def first_tokens(
@@ -53,8 +54,8 @@ def first_tokens(
     """
     rng = np.random.default_rng(seed)
     draw = Draw(sampling=sampling, rng=rng)
-    weights = TargetLaw(sampling, ()).rows(target_logits[None], ()).weights(0)
-    rows, walk = FixedRows(weights), TrieWalk(trie, num_pieces)
+    target_law = TargetLaw(sampling, ()).rows(target_logits[None], ()).law(0)
+    rows, walk = FixedRows(target_law), TrieWalk(trie, num_pieces)
     first: Counter[int] = Counter()
     accepted = 0
     for _ in range(num_rounds):
@@ -75,9 +76,9 @@ def first_tokens(
         verdict = verify(proposal, rows, rng)
         first[verdict.token_ids[0]] += 1
         accepted += verdict.num_accepted
-    counts = np.zeros(len(weights), np.int64)
+    law = target_law.dense.astype(np.float64)
+    counts = np.zeros(len(law), np.int64)
     counts[list(first)] = list(first.values())
-    law = weights.astype(np.float64)
     return counts, law / law.sum(), accepted / num_rounds
 
 

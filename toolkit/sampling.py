@@ -1,22 +1,26 @@
 """The law that decoding preserves: the target's next token, after the user's sampling options."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .config import SamplingConfig
+from .peaks import Peaks
 from .proposal import Probs
+from .token_law import TokenLaw, total
 
 Logits = npt.NDArray[np.float32]
 
-_BLOCK = 512
-"""Weights whose sum `sample` looks at before it looks at them one by one."""
-_SAMPLE = 4096
-"""Weights from which the place of the smallest one in top-p is guessed."""
+_SPREAD = 2000
+"""Mostly no token is kept whose probability is below what top-p leaves out, divided by this."""
+_SLACK = 1e-3
+"""Below a bound in logits, for what rounding does to them; weights then decide."""
+_HIGH = 60.0
+"""Where the largest logit is within this of 0, its exponential is a weight as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,70 +32,63 @@ class Draw:
     rng: np.random.Generator
 
 
-def sum_type(weights: Probs) -> type[np.float64] | None:
-    """Weights are summed in float64, fractions as fractions."""
-    return None if weights.dtype == object else np.float64
-
-
-def total(weights: Probs) -> np.float64:
-    """Sum of all weights."""
-    summed: np.float64 = np.add.reduce(weights, dtype=sum_type(weights))
-    return summed
-
-
-class Sampler:
-    """Draws indices with probability proportional to their weight; sums up once for all draws."""
-
-    def __init__(self, weights: Probs) -> None:
-        """Draw by these ``[n]`` weights, none negative; they need not sum to 1."""
-        self._weights = weights
-        sums = weights
-        self._is_long = len(weights) > 4 * _BLOCK
-        if self._is_long:
-            starts = np.arange(0, len(weights), _BLOCK)
-            sums = np.add.reduceat(weights, starts)
-        self._sums = np.cumsum(sums, dtype=sum_type(weights))
-
-    @property
-    def total(self) -> np.float64:
-        """Sum of all weights; of one that is not above 0 nothing can be drawn."""
-        summed: np.float64 = self._sums[-1] if len(self._sums) else np.float64(0)
-        return summed
-
-    def draw(self, rng: np.random.Generator) -> int:
-        """One index; asks for one random number."""
-        at = rng.random() * self.total
-        index = _first_above(self._sums, at)
-        if not self._is_long:
-            return index
-        if index:
-            at -= self._sums[index - 1]
-        block = self._weights[index * _BLOCK : (index + 1) * _BLOCK]
-        within = _first_above(np.cumsum(block, dtype=sum_type(block)), at)
-        return index * _BLOCK + within
-
-
-def sample(weights: Probs, rng: np.random.Generator) -> int:
-    """An index, drawn with probability proportional to its weight; see `Sampler`."""
-    return Sampler(weights).draw(rng)
-
-
 def to_weights(logits: Logits, config: SamplingConfig) -> Probs:
     """``[n]`` probabilities up to a factor.
 
     In the order of Hugging Face's processors: temperature, top-k, top-p, min-p.
     """
-    weights: Probs = np.subtract(logits, logits.max(initial=-np.inf), dtype=np.float32)
-    if config.temperature != 1.0:
-        weights *= np.float32(1 / config.temperature)
-    np.exp(weights, out=weights)
+    high = logits.max(initial=-np.inf)
+    weights = _exponentials(logits, _shift(high, config), config.temperature)
+    _narrow(weights, config, None)
+    return weights
+
+
+def token_law(logits: Logits, config: SamplingConfig) -> TokenLaw:
+    """The law that `to_weights` gives, mostly without looking at unlikely tokens one by one."""
+    if not (config.top_k or config.top_p < 1.0 or config.min_p > 0.0):
+        return TokenLaw(to_weights(logits, config))
+    peaks = Peaks(logits)
+    shift = _shift(peaks.max, config)
+    whole: Any = None
+    if config.top_k:
+        bound = peaks.floor(config.top_k)
+    elif config.top_p < 1.0:
+        whole = np.add.reduce(_exponentials(logits, shift, config.temperature))
+        least = (1.0 - config.top_p) * float(whole) / _SPREAD
+        bound = shift + config.temperature * math.log(least) if least > 0 else -np.inf
+    else:
+        bound = peaks.max + config.temperature * math.log(config.min_p)
+    ids = peaks.at_least(bound - _SLACK)
+    weights = _exponentials(logits[ids], shift, config.temperature)
+    if whole is not None and total(weights) < config.top_p * whole:
+        return TokenLaw(to_weights(logits, config))
+    _narrow(weights, config, whole)
+    kept = np.flatnonzero(weights)
+    return TokenLaw(weights[kept], ids[kept], len(logits))
+
+
+def _shift(high: Any, config: SamplingConfig) -> Any:
+    """What is taken from logits of which `high` is the largest: nothing where that is spared."""
+    return np.float32(0) if abs(high) < _HIGH * config.temperature else high
+
+
+def _exponentials(logits: Logits, shift: Any, temperature: float) -> Probs:
+    """Weights, of which that of the logit `shift` is 1."""
+    weights = np.empty(len(logits), np.float32)
+    moved = np.subtract(logits, shift, out=weights) if shift else logits
+    if temperature != 1.0:
+        moved = np.multiply(moved, np.float32(1 / temperature), out=weights)
+    return np.exp(moved, out=weights)
+
+
+def _narrow(weights: Probs, config: SamplingConfig, whole: Any) -> None:
+    """Set the weights that the options rule out to 0; `whole` is what top-p is a share of."""
     if config.top_k:
         keep_top_k(weights, config.top_k)
     if config.top_p < 1.0:
-        keep_top_p(weights, config.top_p)
+        keep_top_p(weights, config.top_p, whole)
     if config.min_p > 0.0:
         _zero_below(weights, config.min_p * weights.max(initial=0.0))
-    return weights
 
 
 class TargetLaw:
@@ -104,13 +101,15 @@ class TargetLaw:
         """The law of `config` after `context`."""
         self._config = config
         self._seen: set[int] = set()
+        self._seen_ids = np.empty(0, np.int64)
         self._has_penalty = config.repetition_penalty != 1.0
         self.observe(context)
 
     def observe(self, token_ids: Sequence[int]) -> None:
         """Extend the context."""
-        if self._has_penalty:
-            self._seen.update(token_ids)
+        if self._has_penalty and (new := set(token_ids) - self._seen):
+            self._seen |= new
+            self._seen_ids = np.append(self._seen_ids, np.fromiter(new, np.int64, len(new)))
 
     def rows(self, logits: Logits, draft_ids: Sequence[int]) -> "TargetRows":
         """The laws of rows of logits, of which row i has the first i drafts in its context.
@@ -127,7 +126,7 @@ class TargetLaw:
                 f"{len(draft_ids)} drafts need {len(draft_ids) + 1} rows of logits, "
                 f"got {len(logits)}"
             )
-        seen = self._seen if self._has_penalty else None
+        seen = self._seen_ids if self._has_penalty else None
         return TargetRows(self._config, logits, draft_ids, seen)
 
 
@@ -139,7 +138,7 @@ class TargetRows:
         config: SamplingConfig,
         logits: Logits,
         draft_ids: Sequence[int],
-        seen: set[int] | None,
+        seen: npt.NDArray[np.int64] | None,
     ) -> None:
         self._config = config
         self._raw = logits
@@ -150,57 +149,46 @@ class TargetRows:
         """The likeliest token; of equal ones the lowest id."""
         return int(self._logits(row).argmax())
 
+    def law(self, row: int) -> TokenLaw:
+        """The law of the next token."""
+        return token_law(self._logits(row), self._config)
+
     def weights(self, row: int) -> Probs:
         """``[vocab]`` probabilities up to a factor."""
-        return to_weights(self._logits(row), self._config)
+        return self.law(row).dense
 
     def _logits(self, row: int) -> Logits:
         logits: Logits = self._raw[row]
         if self._seen is None:
             return logits
-        ids = self._seen_ids
-        new = [i for i in self._draft_ids[:row] if i not in self._seen]
-        if new:
-            ids = np.union1d(ids, np.array(new, np.int64))
+        ids = self._seen
+        if row:
+            ids = np.union1d(ids, np.array(self._draft_ids[:row], np.int64))
         penalised = logits.copy()
         scores = logits[ids]
         penalty = np.float32(self._config.repetition_penalty)
         penalised[ids] = np.where(scores < 0, scores * penalty, scores / penalty)
         return penalised
 
-    @cached_property
-    def _seen_ids(self) -> npt.NDArray[np.int64]:
-        return np.array(sorted(self._seen or ()), np.int64)
-
 
 def keep_top_k(weights: Probs, top_k: int) -> None:
     """Set all but the `top_k` largest weights to 0; those equal to the last one stay."""
-    if top_k < len(weights):
-        likely = _at_least(weights, _floor(weights, top_k))
-        rank = len(likely) - top_k
-        _zero_below(weights, np.partition(likely, rank)[rank])
+    rank = len(weights) - top_k
+    if rank > 0:
+        _zero_below(weights, np.partition(weights, rank)[rank])
 
 
-def keep_top_p(weights: Probs, top_p: float) -> None:
+def keep_top_p(weights: Probs, top_p: float, whole: Any = None) -> None:
     """Keep the fewest largest weights whose share reaches `top_p`, of equal ones the lowest ids.
 
-    At least one stays. Only weights near the smallest one that stays are sorted.
+    At least one stays. The share is of `whole`, None for their sum.
     """
-    whole = total(weights)
+    whole = total(weights) if whole is None else whole
     if not whole > 0:
         return
-    needed = top_p * whole
-    for low, high in _brackets(weights, top_p):
-        above = total(weights * (weights > high)) if high < np.inf else np.float64(0)
-        falling = _at_least(weights, low)
-        if high < np.inf:
-            falling = falling[falling <= high]
-        falling = np.sort(falling)[::-1]
-        sums = np.cumsum(falling, dtype=np.float64)
-        sums += above
-        if above < needed and len(sums) and sums[-1] >= needed:
-            break
-    num_kept = max(1, int((sums - falling).searchsorted(needed)))
+    falling = np.sort(weights)[::-1]
+    sums = np.cumsum(falling, dtype=np.float64)
+    num_kept = max(1, int((sums - falling).searchsorted(top_p * whole)))
     least = falling[num_kept - 1]
     num_equal = num_kept - int(np.count_nonzero(falling > least))
     surplus = np.flatnonzero(weights == least)[num_equal:]
@@ -208,49 +196,5 @@ def keep_top_p(weights: Probs, top_p: float) -> None:
     weights[surplus] = 0.0
 
 
-def _brackets(weights: Probs, top_p: float) -> Iterator[tuple[Any, Any]]:
-    """Bounds between which the smallest weight that stays may lie; in the last ones it does."""
-    likely = _floor(weights, len(weights) // (2 * _BLOCK))
-    if np.count_nonzero(weights >= likely) <= _SAMPLE:
-        yield likely, np.inf
-    if len(weights) > 4 * _SAMPLE:
-        falling = np.sort(weights[:: len(weights) // _SAMPLE])[::-1]
-        sums = np.cumsum(falling, dtype=np.float64)
-        rank = int(sums.searchsorted(top_p * sums[-1]))
-        margin = _SAMPLE // 32
-        yield (
-            falling[rank + margin] if rank + margin < len(falling) else 0.0,
-            falling[rank - margin] if rank >= margin else np.inf,
-        )
-    yield 0.0, np.inf
-
-
-def _floor(weights: Probs, count: int) -> Any:
-    """A weight that at least `count` are not below, and mostly few more.
-
-    The largest of each block are looked at: as many as `count` weights are not below the
-    `count`-th of them.
-    """
-    starts = np.arange(0, len(weights), _BLOCK)
-    rank = len(starts) - count
-    if rank < 0 or count < 1:
-        return 0.0
-    return np.partition(np.maximum.reduceat(weights, starts), rank)[rank]
-
-
-def _at_least(weights: Probs, low: Any) -> Probs:
-    """The weights not below `low`, and none that is 0.
-
-    Indexing with a mask would be slow where many are meant.
-    """
-    return weights.take(np.flatnonzero(weights >= low if low > 0 else weights))
-
-
 def _zero_below(weights: Probs, low: Any) -> None:
     np.multiply(weights, weights >= low, out=weights)
-
-
-def _first_above(sums: Probs, at: object) -> int:
-    """First of rising sums above `at`; where rounding leaves none, the first of the largest."""
-    index = int(sums.searchsorted(at, side="right"))  # type: ignore[call-overload]
-    return index if index < len(sums) else int(sums.searchsorted(sums[-1], side="left"))

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from .proposal import ROOT, STOP, Ids, PieceTrie, Probs, Proposal, Visit
-from .sampling import Sampler, sample, total
+from .token_law import TokenLaw, sample, total
 
-_MAX_THINNED = 8
+_MAX_THINNED = 16
 """Draws from the target's law before the sums of all branches are formed after a rejection."""
 
 
@@ -21,8 +21,8 @@ class TargetRows(Protocol):
         """The likeliest token; of equal ones the lowest id."""
         ...
 
-    def weights(self, row: int) -> Probs:
-        """``[vocab]`` probabilities up to a factor."""
+    def law(self, row: int) -> TokenLaw:
+        """The law of the next token; asked for only where a verdict needs it."""
         ...
 
 
@@ -67,14 +67,14 @@ def verify(proposal: Proposal, rows: TargetRows, rng: np.random.Generator | None
     emitted: list[int] = []
     k = len(proposal.token_ids)
     for i in range(k + 1):
-        token = rows.choice(i) if rng is None else _decide(proposal, i, rows.weights(i), rng)
+        token = rows.choice(i) if rng is None else _decide(proposal, i, rows.law(i), rng)
         emitted.append(token)
         if i < k and token != proposal.token_ids[i]:
             return Verdict(token_ids=tuple(emitted), num_accepted=i, num_tested=i + 1)
     return Verdict(token_ids=tuple(emitted), num_accepted=k, num_tested=k)
 
 
-def _decide(proposal: Proposal, i: int, weights: Probs, rng: np.random.Generator) -> int:
+def _decide(proposal: Proposal, i: int, law: TokenLaw, rng: np.random.Generator) -> int:
     """The token at place i: it has the target's law, and is draft token i as often as can be.
 
     Where it is the draft token, the next row is the target's law after it, and the round
@@ -83,17 +83,18 @@ def _decide(proposal: Proposal, i: int, weights: Probs, rng: np.random.Generator
     visits = proposal.walk[i] if i < len(proposal.walk) else ()
     token_id = proposal.token_ids[i] if i < len(proposal.token_ids) else None
     if visits and proposal.trie is not None and proposal.rule == "lossless":
-        return walked_token(visits, proposal.trie, weights, rng)
+        return walked_token(visits, proposal.trie, law, rng)
     if token_id is None:
-        return sample(weights, rng)
+        return law.draw(rng)
     if visits and proposal.trie is not None and visits[0].branch_probs is not None:
-        law = _paper_law(visits, visits[0].branch_probs, proposal.trie, token_id, len(weights))
-        return _accepted_or_redrawn(token_id, law, weights, rng)
-    return _other_or_same(token_id, weights, rng)
+        weights = law.dense
+        draft = _paper_law(visits, visits[0].branch_probs, proposal.trie, token_id, len(weights))
+        return _accepted_or_redrawn(token_id, draft, weights, rng)
+    return _other_or_same(token_id, law, rng)
 
 
 def walked_token(
-    visits: tuple[Visit, ...], trie: PieceTrie, weights: Probs, rng: np.random.Generator
+    visits: tuple[Visit, ...], trie: PieceTrie, law: TokenLaw, rng: np.random.Generator
 ) -> int:
     """A token with the target's law, from one walk of the drafter through the trie.
 
@@ -106,21 +107,20 @@ def walked_token(
     Args:
         visits: From the root on; the last one may leave the run open.
         trie: What their nodes are nodes of.
-        weights: ``[vocab]`` the target's probabilities up to a factor.
+        law: The target's.
         rng: For coins and draws.
     """
-    law = Sampler(weights)
     mass = law.total
     for visit in visits:
-        branch_mass = total(weights[_branch_tokens(trie, visit.node, visit.branch)])
+        branch_mass = law.mass(_branch_tokens(trie, visit.node, visit.branch))
         if not rng.random() * (visit.branch_prob * mass) < branch_mass:
             if visit.node == ROOT:
-                token_id = _thinned(visit, trie, weights, law, rng)
+                token_id = _thinned(visit, trie, law, rng)
                 if token_id is not None:
                     return token_id
-            return _redraw(visit, trie, weights, mass, rng)
+            return _redraw(visit, trie, law, mass, rng)
         mass = branch_mass
-    return _draw_among(_branch_tokens(trie, visits[-1].node, visits[-1].branch), weights, rng)
+    return _draw_among(_branch_tokens(trie, visits[-1].node, visits[-1].branch), law, rng)
 
 
 def residual(target: Probs, draft: Probs) -> Probs:
@@ -141,9 +141,7 @@ def residual(target: Probs, draft: Probs) -> Probs:
     return excess if total(excess) > 0 else target
 
 
-def _thinned(
-    visit: Visit, trie: PieceTrie, weights: Probs, law: Sampler, rng: np.random.Generator
-) -> int | None:
+def _thinned(visit: Visit, trie: PieceTrie, law: TokenLaw, rng: np.random.Generator) -> int | None:
     """What `_redraw` draws at the root, mostly found without the sums of all branches.
 
     A token from the target's law is kept with probability ``max(0, 1 - beta / tau)`` of its
@@ -159,39 +157,37 @@ def _thinned(
         share = (
             visit.branch_probs[branch] if visit.branch_probs is not None else branch == visit.branch
         )
-        mass = total(weights[trie.subtree_tokens(int(nodes[branch]))])
+        mass = law.mass(trie.subtree_tokens(int(nodes[branch])))
         if not rng.random() * mass < share * law.total:
             return token_id
     return None
 
 
 def _redraw(
-    visit: Visit, trie: PieceTrie, weights: Probs, mass: Any, rng: np.random.Generator
+    visit: Visit, trie: PieceTrie, law: TokenLaw, mass: Any, rng: np.random.Generator
 ) -> int:
     """A token under the node, after its drafted branch was rejected."""
-    masses = trie.branch_masses(visit.node, weights)
-    law = visit.branch_probs
-    if law is None:
-        law = np.zeros_like(masses)
-        law[visit.branch] = 1
-    branch = sample(residual(masses, law * mass), rng)
+    masses = trie.branch_masses(visit.node, law.dense)
+    draft = visit.branch_probs
+    if draft is None:
+        draft = np.zeros_like(masses)
+        draft[visit.branch] = 1
+    branch = sample(residual(masses, draft * mass), rng)
     if branch < len(masses) - 1:
-        return _draw_among(_branch_tokens(trie, visit.node, branch), weights, rng)
+        return _draw_among(_branch_tokens(trie, visit.node, branch), law, rng)
     if visit.node != ROOT:
-        return _draw_among(trie.tokens(visit.node), weights, rng)
-    unspelled = weights.copy()
+        return _draw_among(trie.tokens(visit.node), law, rng)
+    unspelled = law.dense.copy()
     unspelled[trie.subtree_tokens(ROOT)] = 0
     return sample(unspelled, rng)
 
 
-def _other_or_same(token_id: int, weights: Probs, rng: np.random.Generator) -> int:
+def _other_or_same(token_id: int, law: TokenLaw, rng: np.random.Generator) -> int:
     """A token with the target's law, by a coin for a certain draft token first."""
-    others = weights.copy()
-    others[token_id] = 0
-    law = Sampler(others)
-    if rng.random() * (law.total + weights[token_id]) < weights[token_id]:
+    weight = law.of(np.array([token_id]))[0]
+    if rng.random() * law.total < weight:
         return token_id
-    return law.draw(rng)
+    return law.draw_other(token_id, rng)
 
 
 def _accepted_or_redrawn(
@@ -239,7 +235,7 @@ def _branch_tokens(trie: PieceTrie, node: int, branch: int) -> Ids:
     return trie.subtree_tokens(int(nodes[branch]))
 
 
-def _draw_among(token_ids: Ids, weights: Probs, rng: np.random.Generator) -> int:
+def _draw_among(token_ids: Ids, law: TokenLaw, rng: np.random.Generator) -> int:
     if len(token_ids) == 1:
         return int(token_ids[0])
-    return int(token_ids[sample(weights[token_ids], rng)])
+    return int(token_ids[sample(law.of(token_ids), rng)])

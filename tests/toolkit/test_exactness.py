@@ -11,8 +11,8 @@ from exact_laws import (
 )
 from toy_drafting import NUM_TOKENS, StoppedProposer, ToyPair, conversation_distance, distance
 
-from omnidraft_npu import sampling
-from omnidraft_npu.sampling import sample
+from omnidraft_npu import token_law
+from omnidraft_npu.token_law import Sampler, TokenLaw, sample
 
 LOSSLESS = ["direct", "cache", "full", "plain", "text", "point", "cascade"]
 
@@ -87,7 +87,34 @@ def test_the_rule_of_the_paper_on_its_counterexample():
 
 
 def test_sampling_a_long_law_by_blocks_is_exact(monkeypatch):
-    monkeypatch.setattr(sampling, "_BLOCK", 4)
+    monkeypatch.setattr(token_law, "_BLOCK", 4)
     weights = np.array([Fraction(int(n)) for n in np.random.default_rng(0).integers(0, 3, 31)])
     law = exact_law(lambda generator: sample(weights, generator))
     assert law == {i: w / weights.sum() for i, w in enumerate(weights) if w}
+
+
+@pytest.mark.parametrize("block", [4, 512])
+def test_a_draw_of_another_token_is_exact(monkeypatch, block):
+    monkeypatch.setattr(token_law, "_BLOCK", block)
+    weights = np.array([Fraction(int(n)) for n in np.random.default_rng(0).integers(0, 3, 31)])
+    for excluded in range(31):
+        law = exact_law(lambda generator, i=excluded: Sampler(weights).draw_other(i, generator))
+        rest = weights.sum() - weights[excluded]
+        others = {i: w / rest for i, w in enumerate(weights) if w and i != excluded}
+        assert law == others
+
+
+def test_a_law_of_few_tokens_is_that_of_all_with_the_others_at_0():
+    dense = np.array([Fraction(n) for n in (0, 2, 0, 0, 3, 1, 0)])
+    ids = np.flatnonzero(dense)
+    few, all_ = TokenLaw(dense[ids], ids, len(dense)), TokenLaw(dense)
+    assert few.total == all_.total
+    assert exact_law(few.draw) == exact_law(all_.draw)
+    assert (few.dense == dense).all()
+    for i in range(len(dense)):
+        assert few.of(np.array([i])) == dense[i]
+        assert exact_law(lambda g, i=i: few.draw_other(i, g)) == exact_law(
+            lambda g, i=i: all_.draw_other(i, g)
+        )
+    some = np.array([6, 4, 0, 1])
+    assert few.mass(some) == all_.mass(some) == 5

@@ -14,8 +14,9 @@ from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.lookup import PromptLookup
-from omnidraft_npu.sampling import TargetLaw, keep_top_p, sample
+from omnidraft_npu.sampling import TargetLaw, keep_top_p
 from omnidraft_npu.speculative import generate
+from omnidraft_npu.token_law import sample
 
 OPTIONS = [
     {},

@@ -1,7 +1,8 @@
 """Drafting free text: any pieces, cut into target tokens at the end of the round."""
 
 from ..proposal import Visit
-from ..sampling import Draw, Sampler, to_weights
+from ..sampling import Draw, to_weights
+from ..token_law import Sampler
 from .pieces import PieceEncoder
 from .spelling import end_aliases, end_pieces
 from .vocabulary import Vocabulary

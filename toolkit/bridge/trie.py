@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..errors import BundleError
 from ..files import atomic_path
 from ..proposal import ROOT, Probs
-from ..sampling import sum_type, total
+from ..token_law import sum_type, total
 from .spelling import Ids, Spellings
 
 FORMAT_VERSION = 1

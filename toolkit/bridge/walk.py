@@ -1,17 +1,22 @@
 """The walk of one round through the spelling trie, piece by piece."""
 
+import math
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..proposal import ROOT, STOP, PieceTrie, Probs, Visit
-from ..sampling import Draw, Sampler, to_weights
-from .spelling import Spellings
+from ..sampling import Draw, to_weights
+from ..token_law import AnyIds, Sampler, total
+from .spelling import Ids, Spellings
 from .trie import SpellingTrie
 
 Logits = npt.NDArray[np.float32]
 _NO_PIECES = np.empty(0, np.int32)
+_LEAST = 1e-5
+"""Share of the likeliest piece's probability below which a piece is not drawn."""
 
 
 class Walk(Protocol):
@@ -65,7 +70,9 @@ class PlainWalk:
         if draw is None:
             visit = Visit(node=ROOT, branch=int(shared.argmax()))
         else:
-            drawn = _draw_branch(ROOT, to_weights(shared, draw.sampling), 0, draw)
+            ids = _likely(shared, draw)
+            weights = to_weights(shared[ids], draw.sampling)
+            drawn = _draw_start(ids, weights, np.arange(len(shared)), {}, draw)
             if drawn is None:
                 return None
             visit = drawn
@@ -105,13 +112,12 @@ class TrieWalk:
         if largest >= self._num_pieces:
             raise ValueError(f"the trie holds piece {largest}, the drafter has {self._num_pieces}")
         self.trie = trie
-        self._starts = pieces.astype(np.int64)
         aliases = trie.aliases[np.isin(trie.aliases[:, 1], pieces)]
         self._aliases: dict[int, int] = dict(aliases.tolist())
-        is_start = np.zeros(self._num_pieces, np.bool_)
-        is_start[pieces] = is_start[[*self._aliases]] = True
-        self._others = np.flatnonzero(~is_start)
-        """Pieces that begin no token."""
+        self._is_start = np.zeros(self._num_pieces, np.bool_)
+        """Whether a piece begins a token, or stands for one that does."""
+        self._is_start[pieces] = self._is_start[[*self._aliases]] = True
+        self._others = np.flatnonzero(~self._is_start)
         self._scratch = np.empty(self._num_pieces, np.float32)
         self.begin()
 
@@ -204,44 +210,35 @@ class TrieWalk:
             weights = to_weights(logits[children], draw.sampling)
             visit = _draw_branch(node, weights, 0, draw)
             return None if visit is None else [visit]
-        if not len(self._starts):
-            return None
-        allowed = logits.copy()
-        allowed[self._others] = -np.inf
-        allowed[children] = logits[children]
-        weights = to_weights(allowed, draw.sampling)
-        extending = weights[children]
-        weights[children] = 0
-        starting = Sampler(weights)
+        starts = self._likely_starts(logits, children, draw)
+        weights = to_weights(logits[np.concatenate((children, starts))], draw.sampling)
+        extending, starting = weights[: len(children)], weights[len(children) :]
         visits: list[Visit] = []
         if node != ROOT:
-            visit = _draw_branch(node, extending, starting.total, draw)
+            visit = _draw_branch(node, extending, total(starting), draw)
             if visit is None or visit.branch != STOP:
                 return None if visit is None else [visit]
             visits.append(visit)
-        visit = self._draw_start(weights, starting, draw)
+        visit = _draw_start(starts, starting, self.trie.children(ROOT)[0], self._aliases, draw)
         return None if visit is None else [*visits, visit]
 
-    def _draw_start(self, weights: Probs, sampler: Sampler, draw: Draw) -> Visit | None:
-        """A branch of the root by the ``[pieces]`` weights of what begins a token."""
-        if not sampler.total > 0:
-            return None
-        scale = 1 / sampler.total
-        piece = self._resolve(sampler.draw(draw.rng))
-        equal = [piece, *(alias for alias, start in self._aliases.items() if start == piece)]
-        branch = self._branch(ROOT, piece)
-        assert branch is not None, "weights of other pieces are 0"
-        starts, aliases = self._starts, self._aliases
+    def _likely_starts(self, logits: Logits, children: Ids, draw: Draw) -> AnyIds:
+        """Pieces that begin a token and are not far less likely than the likeliest one.
 
-        def law() -> Probs:
-            probs = np.append(weights[starts], weights.dtype.type(0))
-            for alias, start in aliases.items():
-                probs[starts.searchsorted(start)] += weights[alias]
-            probs *= weights.dtype.type(scale)
-            return probs
-
-        prob = sum(weights[equal].tolist()) * scale
-        return Visit(node=ROOT, branch=branch, branch_prob=prob, law=law)
+        Where another piece is much likelier, it is not looked at for what is likely. A
+        child of the current node begins no token.
+        """
+        is_start = self._is_start
+        were_starts = is_start[children]
+        is_start[children] = False
+        pieces = _likely(logits, draw)
+        starts = pieces[is_start[pieces]]
+        span = draw.sampling.temperature * math.log(_LEAST)
+        if not len(starts) or logits[starts].max() < logits[pieces].max() + span / 2:
+            allowed = is_start.nonzero()[0]
+            starts = allowed[_likely(logits[allowed], draw)]
+        is_start[children] = were_starts
+        return starts
 
     def _choose(self, logits: Logits) -> list[Visit] | None:
         """The branches of the most likely allowed piece."""
@@ -277,8 +274,54 @@ class TrieWalk:
     def _branch(self, node: int, piece: int) -> int | None:
         """Index of a piece among a node's children, None where it is not one."""
         pieces, _ = self.trie.children(node)
-        i = int(pieces.searchsorted(piece))
+        i = int(pieces.searchsorted(pieces.dtype.type(piece)))  # of another type it is copied
         return i if i < len(pieces) and pieces[i] == piece else None
+
+
+def _likely(logits: Logits, draw: Draw) -> AnyIds:
+    """Indices of the logits that may be drawn; none where they are not numbers."""
+    span = draw.sampling.temperature * math.log(_LEAST)
+    likely: AnyIds = (logits >= logits.max(initial=-np.inf) + span).nonzero()[0]
+    return likely
+
+
+def _draw_start(
+    pieces: AnyIds, weights: Probs, starts: AnyIds, aliases: Mapping[int, int], draw: Draw
+) -> Visit | None:
+    """A branch of the root, by the weights of the pieces that may be drawn; None of all 0.
+
+    Args:
+        pieces: ``[n]`` rising.
+        weights: ``[n]``.
+        starts: ``[children of the root]`` the piece that leads to each, rising.
+        aliases: Pieces with those of `starts` that they stand for.
+        draw: How to draw.
+    """
+    sampler = Sampler(weights)
+    if not sampler.total > 0:
+        return None
+    at = sampler.draw(draw.rng)
+    piece = aliases.get(int(pieces[at]), int(pieces[at]))
+    number = weights.dtype.type
+    scale = 1 / sampler.total
+
+    def law() -> Probs:
+        probs = np.zeros(len(starts) + 1, weights.dtype)
+        meant = np.array([aliases.get(i, i) for i in pieces.tolist()]) if aliases else pieces
+        np.add.at(probs, starts.searchsorted(meant), weights)
+        probs *= number(scale)
+        return probs
+
+    same = [at]
+    if aliases:
+        others = {piece, *(alias for alias, start in aliases.items() if start == piece)}
+        same = np.flatnonzero(np.isin(pieces, list(others))).tolist()
+    return Visit(
+        node=ROOT,
+        branch=int(starts.searchsorted(starts.dtype.type(piece))),
+        branch_prob=total(weights[same]) * scale,
+        law=law,
+    )
 
 
 def _draw_branch(node: int, weights: Probs, stop: Any, draw: Draw) -> Visit | None:
