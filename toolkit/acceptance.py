@@ -1,6 +1,7 @@
 """How often drafts were accepted lately: by place in the round, and by the drafter's confidence."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,10 @@ _KEPT = 0.97
 """Weight of what is known after another round."""
 _GUESS_WEIGHT = 3.0
 """Drafts that the first guess counts as."""
-_KEPT_BY_LINE = 0.995
+_KEPT_BY_WEIGHTS = 0.995
 """The same after another piece, for `Calibration`."""
-_PRIOR_VARIANCE = np.array([1.0, 0.25])
-"""Of its intercept and slope."""
+_BIAS_VARIANCE, _WEIGHT_VARIANCE = 1.0, 0.25
+"""How far its weights may be from what they begin as."""
 
 
 class PlaceAcceptance:
@@ -63,30 +64,40 @@ class PlaceAcceptance:
 
 
 class Calibration:
-    """Turns a guess of acceptance into what was found lately where guesses were like it.
+    """Turns guesses of acceptance into what was found lately where guesses were like them.
 
-    ``logit(acceptance) = intercept + slope * logit(guess)``, which begins as the guess itself;
-    a logistic regression that goes on piece by piece, by an extended Kalman filter.
+    The logit of acceptance is a weighted sum of the guesses' logits and 1. It begins as the
+    first guess; further ones get weight where they prove to know more. A logistic
+    regression that goes on piece by piece, by an extended Kalman filter.
     """
 
-    def __init__(self) -> None:
-        self._line = np.array([0.0, 1.0])
-        self._covariance = np.diag(_PRIOR_VARIANCE)
+    def __init__(self, num_guesses: int = 1) -> None:
+        """Weigh so many guesses of the same event."""
+        self._weights = np.zeros(1 + num_guesses)
+        self._weights[1] = 1
+        self._variance = np.full(1 + num_guesses, _WEIGHT_VARIANCE)
+        self._variance[0] = _BIAS_VARIANCE
+        self._covariance = np.diag(self._variance)
 
-    def expected(self, guess: float) -> float:
-        """Conditional acceptance where the guess is this."""
-        return _sigmoid(float(self._line @ _point(guess)))
+    @property
+    def num_guesses(self) -> int:
+        """Guesses that it weighs."""
+        return len(self._weights) - 1
 
-    def observe(self, guess: float, is_accepted: bool) -> None:
+    def expected(self, guesses: Sequence[float]) -> float:
+        """Conditional acceptance where the guesses are these."""
+        return _sigmoid(float(self._weights @ _point(guesses)))
+
+    def observe(self, guesses: Sequence[float], is_accepted: bool) -> None:
         """Count a piece that was tested."""
-        point = _point(guess)
-        expected = _sigmoid(float(self._line @ point))
+        point = _point(guesses)
+        expected = _sigmoid(float(self._weights @ point))
         spread = max(expected * (1 - expected), 0.02)
         # What is known fades, but never to less than was known at first.
-        covariance = self._covariance / _KEPT_BY_LINE
-        covariance *= min(1.0, _PRIOR_VARIANCE.sum() / covariance.trace())
+        covariance = self._covariance / _KEPT_BY_WEIGHTS
+        covariance *= min(1.0, self._variance.sum() / covariance.trace())
         gain = covariance @ point / (1 + spread * (point @ covariance @ point))
-        self._line += gain * (is_accepted - expected)
+        self._weights += gain * (is_accepted - expected)
         self._covariance = covariance - spread * np.outer(gain, point @ covariance)
 
 
@@ -95,9 +106,9 @@ def confidence(logits: npt.NDArray[np.float32]) -> float:
     return 1 / float(np.exp(logits - logits.max()).sum())
 
 
-def _point(guess: float) -> Floats:
-    guess = min(max(guess, 1e-3), 1 - 1e-3)
-    return np.array([1.0, math.log(guess / (1 - guess))])
+def _point(guesses: Sequence[float]) -> Floats:
+    clipped = np.clip(np.array(guesses), 1e-3, 1 - 1e-3)
+    return np.append(1.0, np.log(clipped / (1 - clipped)))
 
 
 def _sigmoid(value: float) -> float:

@@ -1,6 +1,7 @@
 """How long drafts are: another piece is drafted where it promises more time than it costs."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from .acceptance import Calibration, PlaceAcceptance, confidence
 from .acceptance_head import AcceptanceHead
+from .draft_switch import DraftSwitch
 from .draft_times import DraftTimes, Floats
 from .proposal import Proposal, Stop
 from .verification import Verdict
@@ -24,10 +26,8 @@ _MIN_SURVIVAL = 0.3
 """Least probability that all drafts are accepted, as long as times are not known."""
 _RATIO_RATE = 0.1
 """Weight of the last round in how many tokens a piece makes."""
-_FIRST_PAUSE, _LAST_PAUSE = 8, 256
-"""Plain rounds before drafting is tried again; each failed try doubles them."""
-_PROBE_LENGTH = 2
-"""Pieces of such a try."""
+_NUM_RECENT = 64
+"""Latest pieces whose expected acceptance tells how the next ones will vary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ class DraftLength:
     cost. A piece gains the time that its token would take otherwise, times the probability
     that it and all before it are accepted; it costs its drafting and the longer rest of the
     round. A token is worth the time of a round, divided by the tokens it gives, at the
-    length that makes this least. Where not even a first piece pays, the target decodes
-    plainly, and drafting is tried again after ever longer pauses.
+    length that makes this least. Where drafting saved nothing in the latest rounds, the
+    target decodes plainly (`DraftSwitch`).
 
     What a decision looks at was known before the piece in question was drawn, so the
     target's law is kept.
@@ -67,8 +67,8 @@ class DraftLength:
         """Learn the times and the acceptance of one pair of models.
 
         Args:
-            head: Tells the acceptance of a piece from the drafter's hidden state; without it
-                the drafter's confidence does.
+            head: Tells the acceptance of a piece from the drafter's hidden state. It is weighed
+                with the drafter's confidence by what is found; without it there is only that.
             clock: Seconds.
         """
         self.head = head
@@ -76,6 +76,8 @@ class DraftLength:
         self._times = DraftTimes()
         self._by_place = PlaceAcceptance(_MODEL_GUESS)
         self._calibration = Calibration()
+        self._recent: deque[float] = deque([_MODEL_GUESS], maxlen=_NUM_RECENT)
+        self._switch = DraftSwitch()
         self._tokens_per_piece = 1.0
         self._was_followed = True
         self.begin()
@@ -83,7 +85,7 @@ class DraftLength:
     def begin(self) -> None:
         """Begin a response; how well lookup serves is a matter of its text."""
         self._by_match = {n: PlaceAcceptance(guess) for n, guess in _LOOKUP_GUESSES.items()}
-        self._pause, self._num_plain = _FIRST_PAUSE, 0
+        self._switch.begin()
         self.begin_round(0)
 
     def begin_round(self, max_draft_tokens: int) -> None:
@@ -91,12 +93,11 @@ class DraftLength:
         self._marks: list[float] = []
         self._probs: list[float] = []
         """Expected acceptance of each piece that is drawn."""
-        self._guesses: list[float] = []
-        """What the head or the drafter's confidence said of them."""
+        self._guesses: list[list[float]] = []
+        """What the drafter's confidence said of them, and the head."""
         self._left_out: float | None = None
         self._survival = 1.0
         self._num_matched = 0
-        self._is_probe = False
         self._acceptance = self._by_place.expected(max_draft_tokens)
         self._costs = self._measured_costs(max_draft_tokens)
 
@@ -107,9 +108,8 @@ class DraftLength:
         acceptance = self._matched(num_matched)
         if self._costs is None:
             return bool(acceptance[0] >= self._acceptance[0])
-        costs = self._costs
-        gain = _best(acceptance, costs.rest_of_lookup, costs.worth / self._tokens_per_piece)[1]
-        return gain > max(0.0, self._gain(0, 1.0))
+        rest = self._costs.rest_of_lookup
+        return _best(acceptance, rest, rest[0])[1] > max(0.0, self._switch.saved_s or 0.0)
 
     def lookup_length(self, num_matched: int) -> tuple[int, Stop]:
         """How many tokens of lookup are proposed, and why not more."""
@@ -130,12 +130,11 @@ class DraftLength:
         num = len(self._probs)
         if self._costs is None:
             return self._unmeasured(num)
-        gain = self._gain(num, self._survival)
         if num == 0:
-            return self._on_or_off(gain)
-        if self._is_probe:
-            return "cost" if num >= _PROBE_LENGTH else None
-        return None if gain > 0 else "cost"
+            return None if self._switch.begin_round(self._costs.rest[0]) else "off"
+        if num < self._switch.min_length or self._gain_of_pass(num) > 0:
+            return None
+        return "cost"
 
     def before_draw(
         self, logits: npt.NDArray[np.float32], hidden: npt.NDArray[np.float32] | None
@@ -147,13 +146,15 @@ class DraftLength:
             hidden: ``[hidden]`` state that the logits were made of, if the graph gives it.
         """
         num = len(self._probs)
+        guesses = [confidence(logits)]
         if self.head is not None and hidden is not None:
-            guess = float(self.head.probabilities(hidden))
-        else:
-            guess = confidence(logits)
-        expected = self._calibration.expected(guess)
+            guesses.append(float(self.head.probabilities(hidden)))
+        if len(guesses) != self._calibration.num_guesses:
+            self._calibration = Calibration(len(guesses))
+        expected = self._calibration.expected(guesses)
         survival = self._survival * expected
-        if self._costs is not None and not self._is_probe:
+        self._recent.append(expected)
+        if self._costs is not None and num >= self._switch.min_length:
             rest = self._costs.rest
             gain = self._costs.worth * survival - (rest[num + 1] - rest[num])
             if gain + max(0.0, self._gain(num + 1, survival)) <= 0:
@@ -161,7 +162,7 @@ class DraftLength:
                 return "cost"
         self._survival = survival
         self._probs.append(expected)
-        self._guesses.append(guess)
+        self._guesses.append(guesses)
         return None
 
     def observe(
@@ -178,6 +179,11 @@ class DraftLength:
         num_tokens = len(proposal.token_ids)
         self._times.observe_rest(num_tokens, rest_s)
         self._observe_drafting(proposal, draft_s)
+        if self._costs is not None and self._was_followed:
+            num = len(self._probs) + (self._left_out is not None)
+            spent_s = self._costs.drafting[num] + float(self._times.rest(np.array([num_tokens]))[0])
+            plain_s = len(verdict.token_ids) * self._costs.rest[0]
+            self._switch.observe(plain_s - spent_s)
         if proposal.source == "lookup":
             key = min(self._num_matched, max(self._by_match))
             if key and num_tokens:
@@ -197,8 +203,8 @@ class DraftLength:
             tested = min(num, accepted + (verdict.num_tested > verdict.num_accepted))
         left_out = self._left_out if tested == num else None
         self._by_place.observe(accepted, tested, left_out)
-        for i, guess in enumerate(self._guesses[:tested]):
-            self._calibration.observe(guess, i < accepted)
+        for i, guesses in enumerate(self._guesses[:tested]):
+            self._calibration.observe(guesses, i < accepted)
 
     def _observe_drafting(self, proposal: Proposal, draft_s: float) -> None:
         """Learn the times of passes from when each began."""
@@ -227,6 +233,20 @@ class DraftLength:
             worth=float(per_token.min()) * self._tokens_per_piece,
         )
 
+    def _gain_of_pass(self, num: int) -> float:
+        """Seconds that another pass is expected to gain after `num` pieces.
+
+        The better of two ways to go on: to draft a certain number of pieces, or one which
+        is left out if it turns out to promise less than it costs to verify.
+        """
+        costs = self._costs
+        assert costs is not None, "asked only where times are known"
+        worth = costs.worth * self._survival
+        gains = worth * np.array(self._recent) - (costs.rest[num + 1] - costs.rest[num])
+        gain_of_one = float(np.maximum(gains, 0).mean())
+        gain_of_one -= costs.drafting[num + 1] - costs.drafting[num]
+        return max(gain_of_one, self._gain(num, self._survival))
+
     def _gain(self, num: int, survival: float) -> float:
         """Seconds that the best number of further pieces is expected to gain after `num`."""
         costs = self._costs
@@ -244,18 +264,6 @@ class DraftLength:
         if num >= _UNMEASURED_LENGTH:
             return "budget"
         return "unlikely" if self._survival < _MIN_SURVIVAL else None
-
-    def _on_or_off(self, gain: float) -> Stop | None:
-        if gain > 0:
-            self._pause, self._num_plain = _FIRST_PAUSE, 0
-            return None
-        self._num_plain += 1
-        if self._num_plain <= self._pause:
-            return "off"
-        self._num_plain = 0
-        self._pause = min(2 * self._pause, _LAST_PAUSE)
-        self._is_probe = True
-        return None
 
 
 def _best(acceptance: Floats, costs: Floats, worth: float) -> tuple[int, float]:

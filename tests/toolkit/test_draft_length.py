@@ -272,21 +272,30 @@ def test_what_was_left_out_counts_as_it_was_expected():
     assert second == pytest.approx(0.25, abs=0.05)
 
 
-@pytest.mark.parametrize(("intercept", "slope"), [(0.0, 1.0), (1.0, 1.0), (-1.0, 0.5), (2.0, 1.5)])
-def test_guesses_are_calibrated_by_what_is_found(intercept, slope, rng):
+@pytest.mark.parametrize(("bias", "weight"), [(0.0, 1.0), (1.0, 1.0), (-1.0, 0.5), (2.0, 1.5)])
+def test_guesses_are_calibrated_by_what_is_found(bias, weight, rng):
     calibration = Calibration()
-    assert calibration.expected(0.3) == pytest.approx(0.3)
+    assert calibration.expected([0.3]) == pytest.approx(0.3)
 
     def truth(guess):
-        return 1 / (1 + np.exp(-intercept - slope * np.log(guess / (1 - guess))))
+        return 1 / (1 + np.exp(-bias - weight * np.log(guess / (1 - guess))))
 
     for guess in rng.uniform(0.05, 0.95, 3000):
-        calibration.observe(guess, rng.random() < truth(guess))
+        calibration.observe([guess], rng.random() < truth(guess))
     for guess in (0.2, 0.5, 0.8):
-        assert calibration.expected(guess) == pytest.approx(truth(guess), abs=0.08)
+        assert calibration.expected([guess]) == pytest.approx(truth(guess), abs=0.08)
     for guess in rng.uniform(0.05, 0.95, 600):
-        calibration.observe(guess, False)  # it follows a change
-    assert calibration.expected(0.5) < 0.1
+        calibration.observe([guess], False)  # it follows a change
+    assert calibration.expected([0.5]) < 0.1
+
+
+def test_the_guess_that_knows_more_gets_the_weight(rng):
+    calibration = Calibration(2)
+    for _ in range(3000):
+        idle, right = rng.uniform(0.05, 0.95, 2)
+        calibration.observe([idle, right], rng.random() < right)
+    for idle in (0.1, 0.9):
+        assert calibration.expected([idle, 0.8]) == pytest.approx(0.8, abs=0.1)
 
 
 def test_confidence_is_the_likeliest_pieces_probability(rng):
