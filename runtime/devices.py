@@ -104,6 +104,42 @@ def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> Ope
         raise DeviceError(
             f"the simulator does not know {chip.name}: choose another chip with --soc"
         )
+    pieces = _graph_paths(bundle, entry, htp, device, chip)
+    if htp.is_accurate is False:
+        logger.warning(
+            "the NPU's graphs of %s lose more than their recipe may; `omnidraft-npu inspect %s` "
+            "shows what: export with another --htp-precision or --calibration",
+            entry.name,
+            bundle.root,
+        )
+    try:
+        model = StaticModel.open(
+            pieces,
+            lambda path: open_qnn_session(path, soc_model=chip.soc_model, simulate=config.simulate),
+            provider=device.describe(chip.soc_model),
+            vocab_size=entry.vocab_size,
+            sliding_window=htp.sliding_window,
+        )
+    except DeviceError as error:
+        if chip.fp16 or _binaries(htp.pieces()[0].compiled, chip):
+            raise
+        raise BundleError(
+            f"the NPU's graphs of {entry.name} are not made for {chip.name}, of which no source "
+            f"claims that it computes in fp16, and QNN refuses them: export the bundle with "
+            f"--soc {chip.key}"
+        ) from error
+    if model.context_length != htp.context_length:
+        raise BundleError(
+            f"{bundle.root}: the graphs of {entry.name} hold {model.context_length} tokens, the "
+            f"manifest says {htp.context_length}: export the bundle again"
+        )
+    return OpenedGraphs(graph=model, precision=htp.precision)
+
+
+def _graph_paths(
+    bundle: Bundle, entry: ModelEntry, htp: HtpEntry, device: HtpDevice, chip: Chip
+) -> list[dict[int, Path]]:
+    """Graphs by length of each part, with context binaries where those for the chip can load."""
     pieces = []
     for piece in htp.pieces():
         paths = {int(length): bundle.path(path) for length, path in piece.graphs.items()}
@@ -121,26 +157,7 @@ def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> Ope
                 )
             paths |= compiled
         pieces.append(paths)
-    if htp.is_accurate is False:
-        logger.warning(
-            "the NPU's graphs of %s lose more than their recipe may; `omnidraft-npu inspect %s` "
-            "shows what: export with another --htp-precision or --calibration",
-            entry.name,
-            bundle.root,
-        )
-    model = StaticModel.open(
-        pieces,
-        lambda path: open_qnn_session(path, soc_model=chip.soc_model, simulate=config.simulate),
-        provider=device.describe(chip.soc_model),
-        vocab_size=entry.vocab_size,
-        sliding_window=htp.sliding_window,
-    )
-    if model.context_length != htp.context_length:
-        raise BundleError(
-            f"{bundle.root}: the graphs of {entry.name} hold {model.context_length} tokens, the "
-            f"manifest says {htp.context_length}: export the bundle again"
-        )
-    return OpenedGraphs(graph=model, precision=htp.precision)
+    return pieces
 
 
 def _choose_chip(htp: HtpEntry, device: HtpDevice, name: str | None) -> Chip:

@@ -78,6 +78,24 @@ def test_graphs_that_lose_more_than_they_may_are_told(bundle, npu, tmp_path, cap
     assert f"of tiny lose more than their recipe may; `omnidraft-npu inspect {root}`" in caplog.text
 
 
+def test_graphs_that_a_chip_without_fp16_refuses_are_to_be_exported_for_it(
+    bundle, npu, monkeypatch
+):
+    def refuse(path, *, soc_model, simulate):
+        raise DeviceError("QNN_COMMON_ERROR_MEM_ALLOC")
+
+    monkeypatch.setattr(devices, "open_qnn_session", refuse)
+    result = run(bundle, "--soc", "qcs6490", "--target-device", "npu")
+    assert result.exit_code == 5
+    last = result.stderr.strip().splitlines()[-1]
+    assert (
+        "not made for Dragonwing QCS6490" in last and "export the bundle with --soc qcs6490" in last
+    )
+    other = run(bundle, "--soc", "x-elite", "--target-device", "npu")
+    assert other.exit_code == 4
+    assert "QNN_COMMON_ERROR_MEM_ALLOC" in other.stderr
+
+
 def test_auto_without_npu_runs_on_the_cpu_and_says_why_once(bundle, npu):
     npu.error = DeviceError("the driver sleeps")
     result = run(bundle)
