@@ -107,6 +107,7 @@ def measure(
         draft_mode=draft_mode,
         devices=devices,
     )
+    session.make_room(max(map(len, prompts)))  # as `encode` did for the target alone
     drafted = {
         k: _measure_setting(
             session,

@@ -182,6 +182,7 @@ def test_bench_and_verify_decode_all_prompts_on_one_device(bundle, npu, tmp_path
         found = json.loads(result.stdout)
         placed = found if command == "verify" else found["environment"]
         assert list(placed["placement"]["target"]) == ["cpu"]
+        assert {row["target_provider"] for row in found.get("rows", ())} <= {CPU}
         strict = CliRunner().invoke(cli, [command, *common, *more, "--target-device", "npu"])
         assert strict.exit_code == 1
         assert re.search(rf"prompt 2 has \d+ tokens .* holds {CONTEXT}", strict.stderr)

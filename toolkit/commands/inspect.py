@@ -73,7 +73,8 @@ def _htp_text(htp: HtpEntry) -> str:
         layers = " and ".join(str(part.num_layers) for part in htp.parts)
         parts.append(f"in {len(htp.parts)} parts of {layers} layers")
     if first.compiled:
-        parts.append(f"compiled for {', '.join(first.compiled)} by QNN {htp.qnn_version}")
+        by = f" by QNN {htp.qnn_version}" if htp.qnn_version else ""
+        parts.append(f"compiled for {', '.join(first.compiled)}{by}")
         if not htp.loads_on_simulator:
             parts[-1] += ", not loadable on the simulator"
     return "; ".join(parts)
