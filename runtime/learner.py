@@ -193,7 +193,7 @@ class Learner:
             self.config.optimizer,
             loss=self.config.loss,
             is_joint=self.config.is_joint,
-            start={**start.lora, **start.head},
+            start=start.tensors,
         )
 
     def _save(self, lesson: Lesson, newest: int, trainer: LoraTrainer, current: Adapter) -> Lesson:

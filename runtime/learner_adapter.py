@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.acceptance_head import AcceptanceHead
 from omnidraft_npu.bundle import Bundle
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.manifest import ModelEntry
@@ -28,15 +29,23 @@ class Adapter:
     version: int = BASE
     lora: Tensors
     """By graph input; empty for the drafter as it was exported."""
-    head: Tensors
-    """Of the acceptance head; empty where none was learned."""
+    head: AcceptanceHead | None = None
+    """None where none was learned."""
 
     @classmethod
     def of(cls, version: int, tensors: Tensors) -> "Adapter":
-        """The version that these tensors are."""
-        head = {n: t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)}
-        lora = {n: t for n, t in tensors.items() if n not in head}
-        return cls(version=version, lora=lora, head=head)
+        """The version that these tensors are.
+
+        Raises:
+            BundleError: its acceptance head is none.
+        """
+        lora = {n: t for n, t in tensors.items() if not n.startswith(HEAD_PREFIX)}
+        return cls(version=version, lora=lora, head=AcceptanceHead.from_tensors(tensors))
+
+    @property
+    def tensors(self) -> Tensors:
+        """All of them, as they are stored."""
+        return self.lora if self.head is None else {**self.lora, **self.head.tensors}
 
 
 class AdapterInUse:

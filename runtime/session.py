@@ -67,11 +67,12 @@ class Session:
         self._is_observed = target is not None
         self._target = target or pair.target.graph.begin()
         self._ngrams = pair.new_ngrams()
-        self._version = pair.adapter.adapter.version
+        adapter = pair.adapter.adapter
+        self._version = adapter.version
         self._proposer: Proposer | None = pair.new_proposer(self._ngrams)
         self.observer: AnswerObserver | None = None
         """Told of every response from now on, with what the target said before each token."""
-        self.draft_length = DraftLength()
+        self.draft_length = DraftLength(head=adapter.head)
         """What was learned of times and acceptance, for responses that adapt the draft length."""
 
     @property
@@ -193,10 +194,11 @@ class Session:
 
     def _take_adapter(self) -> None:
         """Draft with the adapter in use now; nothing cached with another one is used."""
-        version = self.pair.adapter.adapter.version
-        if version != self._version:
-            self._version = version
+        adapter = self.pair.adapter.adapter
+        if adapter.version != self._version:
+            self._version = adapter.version
             self._proposer = self.pair.new_proposer(self._ngrams)
+            self.draft_length.head = adapter.head
 
     def _save_ngrams(self) -> None:
         if self._ngrams is not None and self.pair.learned is not None:

@@ -183,6 +183,7 @@ def test_a_new_version_is_used_from_the_next_request_on(bundle):
     _, anew = answer(Session(opened(bundle)), PROMPTS[0])
     assert pair.adapter.adapter.version != BASE
     assert (there.accepted, there.proposed) == (anew.accepted, anew.proposed)
+    assert session.draft_length.head is pair.adapter.adapter.head is not None
 
 
 def teach(bundle, config=FAST, rounds=2):

@@ -35,7 +35,7 @@ def example(seed, num_context=4, num_response=9):
         laws=PieceLaws(ids=ids.astype(np.int32), probs=probs),
         tokens=np.arange(num_response, dtype=np.int32),
         is_drafted=is_one,
-        is_direct=is_one,
+        is_direct=is_one.copy(),
     )
 
 
@@ -95,6 +95,53 @@ def test_of_an_example_that_is_too_long_the_end_is_taken(step, num_response):
 
 def test_an_example_of_one_piece_teaches_nothing(step):
     assert not step.batch_of([example(0, num_context=0, num_response=1)])["forward_weight"].any()
+
+
+def test_the_paper_loss_learns_whole_tokens_in_reverse_and_parts_as_they_are(step):
+    one = example(0, num_context=2, num_response=6)
+    one.is_direct[1:4] = False
+    one.is_drafted[3] = False
+    batch = step.batch_of([one], "paper")
+    np.testing.assert_array_equal(batch["reverse_weight"][0, 1:7], [1, 0, 0, 0, 1, 1])
+    np.testing.assert_allclose(batch["forward_weight"][0, 1:7], [0, 0.2, 0.2, 0, 0, 0])
+    np.testing.assert_array_equal(batch["law_ids"][0, 2:4, 0], batch["pieces"][0, 3:5])
+    np.testing.assert_array_equal(batch["law_probs"][0, 2:4], [[1, 0, 0, 0]] * 2)
+    np.testing.assert_array_equal(one.laws.probs[1], example(0).laws.probs[1])
+
+
+@pytest.mark.parametrize("loss", ["reverse", "paper"])
+def test_the_other_losses_are_lowered_too(step, loss):
+    for one in EXAMPLES:
+        one.is_direct[::3] = False
+    trainer = LoraTrainer(step, FAST, loss=loss)
+    losses = [trainer.update(EXAMPLES).loss for _ in range(12)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_an_update_that_is_called_off_changes_nothing_and_can_be_done_anew(step):
+    trainer, other = LoraTrainer(step, FAST), LoraTrainer(step, FAST)
+    step.cancel()
+    before = trainer.tensors
+    with pytest.raises(InterruptedError):
+        trainer.update(EXAMPLES)
+    for name, tensor in before.items():
+        np.testing.assert_array_equal(trainer.tensors[name], tensor)
+    assert trainer.update(EXAMPLES).loss == other.update(EXAMPLES).loss
+
+
+def test_training_goes_on_from_a_state_as_if_it_had_never_stopped(step):
+    trainer = LoraTrainer(step, FAST)
+    trainer.update(EXAMPLES)
+    state = {name: np.array(tensor) for name, tensor in trainer.state().items()}
+    resumed = LoraTrainer(step, FAST)
+    resumed.restore(state)
+    for one in (trainer, resumed):
+        one.update(EXAMPLES)
+    assert resumed.num_steps == 2
+    for name, tensor in trainer.tensors.items():
+        np.testing.assert_array_equal(resumed.tensors[name], tensor)
+    with pytest.raises(ValueError, match="other tensors"):
+        resumed.restore({name: t for name, t in state.items() if not name.endswith("q_proj.B")})
 
 
 def test_a_loss_that_is_no_number_is_said_and_skipped(step, caplog):
