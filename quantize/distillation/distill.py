@@ -1,16 +1,13 @@
 """From a target to a drafter: text, vocabulary, training, each taken up where it ended."""
 
-import json
 import math
 
 import torch
 
-from omnidraft_npu.errors import ConfigError
-from omnidraft_npu.files import write_json
-
 from ..architecture import DecoderConfig
+from .claim import claim_folder
 from .llama import Llama
-from .processes import Processes, joined_processes
+from .processes import joined_processes
 from .request import DistillRequest, Watcher
 from .requirements import read_corpus, require_room
 from .starting import drafter_config
@@ -42,9 +39,10 @@ def distill(request: DistillRequest, watcher: Watcher) -> Progress | None:
         text_tokens=request.text_tokens,
         target_parameters=sum(math.prod(shape) for shape in shapes.values()),
         drafter_parameters=sum(p.numel() for p in model.parameters()),
+        cache_bytes=_cache_bytes(request, target.checkpoint.config),
     )
     with joined_processes() as processes:
-        _claim(request, processes)
+        claim_folder(request, corpus, processes)
         text = TextStage(request, target, processes, watcher)
         text.answer_prompts()
         text.read_corpus(corpus)
@@ -67,28 +65,7 @@ def _drafter(request: DistillRequest, target: DecoderConfig) -> Llama:
     )
 
 
-def _claim(request: DistillRequest, processes: Processes) -> None:
-    """Begin in an empty folder, or check that what is there is this run."""
-    settings = request.output / "settings.json"
-    if not settings.is_file():
-        if request.resume:
-            raise ConfigError(f"{request.output} holds no run: leave out --resume to begin one")
-        if request.output.exists() and any(request.output.iterdir()):
-            raise ConfigError(f"{request.output} is not empty: name a new folder with --output")
-    elif not request.resume:
-        raise ConfigError(
-            f"{request.output} holds an earlier run: go on with --resume, or name another folder"
-        )
-    else:
-        before = json.loads(settings.read_text(encoding="utf-8"))
-        for name, value in request.identity().items():
-            if before.get(name) != value:
-                raise ConfigError(
-                    f"the run in {request.output} has {name} {before.get(name)}, not {value}: "
-                    "ask for the same, or name another folder"
-                )
-    processes.wait()
-    if processes.is_first:
-        request.output.mkdir(parents=True, exist_ok=True)
-        write_json(settings, request.identity())
-    processes.wait()
+def _cache_bytes(request: DistillRequest, target: DecoderConfig) -> int:
+    """Of the answers under way, with prompts of a few hundred tokens."""
+    tokens = request.batch_size * (request.max_new_tokens + 256)
+    return 2 * 2 * tokens * target.num_layers * target.num_kv_heads * target.head_dim

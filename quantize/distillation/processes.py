@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from omnidraft_npu.errors import ConfigError
 
 
 class Processes:
@@ -47,17 +50,28 @@ class Processes:
 
 @contextmanager
 def joined_processes() -> Iterator[Processes]:
-    """The processes that `torchrun` started, or this one alone; gloo on CPUs, nccl on GPUs."""
+    """The processes that `torchrun` started, or this one alone; gloo on CPUs, nccl on GPUs.
+
+    Raises:
+        ConfigError: there are fewer GPUs than processes on this machine.
+    """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     has_cuda = torch.cuda.is_available()
+    if has_cuda and local >= torch.cuda.device_count():
+        raise ConfigError(
+            f"there are {torch.cuda.device_count()} GPUs and this is process {local + 1} on this "
+            f"machine: use torchrun --nproc-per-node {torch.cuda.device_count()}"
+        )
     device = torch.device("cuda", local) if has_cuda else torch.device("cpu")
     if has_cuda:
         torch.cuda.set_device(device)
     if count == 1:
         yield Processes(0, 1, device)
         return
-    dist.init_process_group("nccl" if has_cuda else "gloo")
+    # The others wait while the first one measures, or one has a longer shard than they.
+    backend = "nccl" if has_cuda else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=2))
     try:
         yield Processes(rank, count, device)
     finally:
@@ -67,3 +81,8 @@ def joined_processes() -> Iterator[Processes]:
 def _dtype(device: torch.device) -> torch.dtype:
     has_bfloat16 = device.type == "cuda" or "AVX512" in torch.backends.cpu.get_cpu_capability()
     return torch.bfloat16 if has_bfloat16 else torch.float32
+
+
+def products_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
+    """Matrix products of float32 values computed in `dtype` within the block."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16)

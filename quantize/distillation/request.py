@@ -1,6 +1,8 @@
 """What a run of `distill` is asked for, and who is told how far it is."""
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +12,7 @@ from omnidraft_npu.prompts import TaskPrompt
 
 from .tokenizer import MIN_PIECES
 from .training import TrainingConfig
+from .written_prompts import written_prompts
 
 if TYPE_CHECKING:
     from .training import Progress
@@ -54,7 +57,7 @@ class DistillRequest:
     max_example_pieces: int = 704
     """Longer answers are cut, prompt included."""
     batch_size: int = 64
-    """Answers written side by side; also those of one file of text."""
+    """Answers written side by side."""
     shape: DrafterShape = field(default_factory=DrafterShape)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     resume: bool = False
@@ -64,15 +67,24 @@ class DistillRequest:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
 
+    def all_prompts(self) -> tuple[TaskPrompt, ...]:
+        """What the target really answers."""
+        return self.prompts or tuple(written_prompts(self.training.seed))
+
     def identity(self) -> dict[str, Any]:
         """What may not change when a run is taken up again; budgets may."""
         return {
             "target": self.target.name,
             "seed": self.training.seed,
-            "batch_size": self.batch_size,
             "max_new_tokens": self.max_new_tokens,
             **json.loads(json.dumps(asdict(self.shape))),
         }
+
+
+def prompts_hash(prompts: Sequence[TaskPrompt]) -> str:
+    """Hex SHA-256 of prompts and their tasks, in order."""
+    rows = [[p.task, p.prompt] for p in prompts]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 class Watcher(Protocol):

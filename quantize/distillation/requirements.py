@@ -82,7 +82,12 @@ def require_byte_fallback(tokenizer: Tokenizer, vocabulary: Vocabulary, name: st
 
 
 def require_room(
-    folder: Path, *, text_tokens: int, target_parameters: int, drafter_parameters: int
+    folder: Path,
+    *,
+    text_tokens: int,
+    target_parameters: int,
+    drafter_parameters: int,
+    cache_bytes: int,
 ) -> None:
     """Pass if the run fits on the disk and in memory.
 
@@ -98,7 +103,7 @@ def require_room(
             "free some space, or use fewer --text-tokens"
         )
     memory = 6 * target_parameters + drafter_parameters * _BYTES_A_PARAMETER
-    memory += text_tokens * _RUN_BYTES_A_TOKEN
+    memory += text_tokens * _RUN_BYTES_A_TOKEN + cache_bytes
     there = _memory_bytes()
     if there is not None and there < memory:
         raise ConfigError(

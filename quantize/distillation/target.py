@@ -22,6 +22,18 @@ class DistillTarget:
     vocabulary: Vocabulary
 
 
+def open_teacher(path: Path) -> Checkpoint:
+    """The checkpoint at `path`, of an architecture that distillation can run.
+
+    Raises:
+        CheckpointError: it is damaged or not supported.
+        ConfigError: its architecture cannot be run as a teacher.
+    """
+    checkpoint = open_checkpoint(path)
+    require_plain_decoder(checkpoint.config, path.name)
+    return checkpoint
+
+
 def open_target(path: Path) -> DistillTarget:
     """The target at `path`; reads no tensor.
 
@@ -30,11 +42,10 @@ def open_target(path: Path) -> DistillTarget:
         ConfigError: its architecture cannot be run as a teacher.
         TokenizerError: its tokenizer is not known, or has no byte fallback.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_teacher(path)
     files = checkpoint.tokenizer()
     tokenizer = Tokenizer.from_documents(files.tokenizer_json, files.tokenizer_config)
     vocabulary = vocabulary_of(files)
-    require_plain_decoder(checkpoint.config, path.name)
     require_byte_fallback(tokenizer, vocabulary, path.name)
     return DistillTarget(
         checkpoint=checkpoint, files=files, tokenizer=tokenizer, vocabulary=vocabulary

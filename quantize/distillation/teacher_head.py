@@ -46,7 +46,7 @@ def _likeliest(logits: Tensor, count: int) -> Tensor:
 
     They lie in the `count` blocks with the greatest maxima, so that only these are sorted.
     """
-    blocks = logits.unflatten(1, (-1, _BLOCK))
+    blocks = logits.view(len(logits), -1, _BLOCK)
     best = blocks.amax(2).topk(min(count, blocks.shape[1])).indices
     inside = blocks.gather(1, best[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
     places = inside.topk(count).indices

@@ -31,7 +31,7 @@ class RowCaches:
 
     def __init__(self, config: DecoderConfig, num_rows: int, num_slots: int, like: Tensor) -> None:
         """Room for `num_slots` tokens in each row, of the type and on the device of `like`."""
-        shape = num_rows, config.num_kv_heads, num_slots, config.head_dim
+        shape = num_rows, config.num_kv_heads, _rounded_up(num_slots), config.head_dim
         layers = range(config.num_layers)
         self.keys = [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in layers]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
@@ -84,7 +84,7 @@ class TeacherModel:
                 caches.keys[layer][row, :, :length] = keys
                 caches.values[layer][row, :, :length] = values
             attended = functional.scaled_dot_product_attention(
-                q.unflatten(1, (-1, group)).permute(1, 2, 0, 3),
+                q.reshape(length, -1, group, q.shape[-1]).permute(1, 2, 0, 3),
                 keys[:, None].expand(-1, group, -1, -1),
                 values[:, None].expand(-1, group, -1, -1),
                 is_causal=True,
@@ -105,7 +105,8 @@ class TeacherModel:
         """
         rows = torch.arange(len(ids), device=ids.device)
         group = self.config.num_heads // self.config.num_kv_heads
-        end = longest + 1
+        # Kernels of GPUs want masks of multiples of 8.
+        end = _rounded_up(longest + 1)
         is_hidden = torch.arange(end, device=ids.device) > lengths[:, None]
         # The queries that share a key stand where a text's positions would: no key is copied.
         mask = torch.zeros(is_hidden.shape, dtype=self.embedding.dtype, device=ids.device)
@@ -117,7 +118,7 @@ class TeacherModel:
             keys[rows, :, lengths] = k
             values[rows, :, lengths] = v
             attended = functional.scaled_dot_product_attention(
-                q.unflatten(1, (-1, group)),
+                q.reshape(len(q), -1, group, q.shape[-1]),
                 keys[:, :, :end],
                 values[:, :, :end],
                 mask,
@@ -134,9 +135,9 @@ class TeacherModel:
         x = self.embedding[ids].float()
         for i, layer in enumerate(self._layers):
             y = functional.linear(self._normed(x, layer.input_norm).to(dtype), layer.qkv)
-            y = y.unflatten(1, (-1, config.head_dim))
-            q, k, v = y.split([heads, kv_heads, kv_heads], dim=1)
-            attended = attend(i, rotate(q, angles), rotate(k, angles), v)
+            y = y.view(len(ids), -1, config.head_dim)
+            turned = rotate(y[:, : heads + kv_heads], angles)
+            attended = attend(i, turned[:, :heads], turned[:, heads:], y[:, heads + kv_heads :])
             x = x + functional.linear(attended, layer.out)
             y = functional.linear(self._normed(x, layer.mlp_norm).to(dtype), layer.gate_up)
             gate, up = y.chunk(2, dim=1)
@@ -145,3 +146,7 @@ class TeacherModel:
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
+
+
+def _rounded_up(num_slots: int) -> int:
+    return -(-num_slots // 8) * 8

@@ -83,13 +83,29 @@ def shard_tokens(path: Path) -> int:
     return size
 
 
-def read_responses(folder: Path) -> Iterator[Response]:
-    """Every response of a folder, in the order they were written.
+def shards_of(folder: Path, num_tokens: int | None = None) -> list[Path]:
+    """The shards of a folder, or the first of them that hold so many tokens together.
 
     Raises:
         CheckpointError: a shard is damaged.
     """
+    shards: list[Path] = []
     for path in sorted(folder.glob("[0-9]*.safetensors")):
+        if num_tokens is not None and num_tokens <= 0:
+            break
+        shards.append(path)
+        if num_tokens is not None:
+            num_tokens -= shard_tokens(path)
+    return shards
+
+
+def read_responses(shards: Iterable[Path]) -> Iterator[Response]:
+    """Every response of some shards, in the order they were written.
+
+    Raises:
+        CheckpointError: a shard is damaged.
+    """
+    for path in shards:
         yield from _read_shard(path)
 
 

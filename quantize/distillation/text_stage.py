@@ -12,8 +12,7 @@ from .processes import Processes
 from .request import DistillRequest, Watcher
 from .target import DistillTarget
 from .teacher import Question, Teacher
-from .teacher_text import Response, shard_path, shard_tokens, write_shard
-from .written_prompts import written_prompts
+from .teacher_text import Response, shard_path, shard_tokens, shards_of, write_shard
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +20,8 @@ _CHUNK_TOKENS = 512
 """Tokens of a corpus that the teacher reads at once."""
 _FIRST_SHARD, _LARGEST_SHARD = 16, 256
 """Questions of one file."""
+_CORPUS_SHARD = 64
+"""Chunks of one file."""
 _WARM_SHARE, _TEMPERATURE = 4, 0.6
 """One in so many answers is drawn at this temperature, for variety."""
 
@@ -40,6 +41,15 @@ def shard_range(number: int) -> tuple[int, int]:
 def text_folders(output: Path) -> tuple[Path, Path]:
     """Where a run keeps the answers, and the texts that were read."""
     return output / "text", output / "corpus"
+
+
+def text_shards(request: DistillRequest) -> list[Path]:
+    """The shards that a run learns from: answers, as many as were asked for, and texts.
+
+    Several processes may have written more answers than one would have.
+    """
+    answers, texts = text_folders(request.output)
+    return [*shards_of(answers, request.text_tokens), *shards_of(texts)]
 
 
 class TextStage:
@@ -65,14 +75,15 @@ class TextStage:
         folder.mkdir(parents=True, exist_ok=True)
         questions, wanted = self._questions(), self._request.text_tokens
         for first in itertools.count(0, self._processes.count):
-            written = sum(shard_tokens(path) for path in folder.glob("[0-9]*.safetensors"))
+            written = sum(map(shard_tokens, shards_of(folder)))
             self._tell("text", min(written, wanted), wanted)
             has_none_left = shard_range(first)[0] >= len(questions)
             if self._processes.agree(written >= wanted or has_none_left):
                 if written < wanted and self._processes.is_first:
                     logger.warning(
                         "the %d prompts gave %d tokens of the %d asked for: training goes on with "
-                        "these; more prompts give more (--prompts, in a new folder)",
+                        "these; more text needs more prompts: all of these and others in "
+                        "--prompts, and --resume",
                         len(questions),
                         written,
                         wanted,
@@ -98,14 +109,20 @@ class TextStage:
     def read_corpus(self, texts: list[str]) -> None:
         """Have the target read texts that others wrote."""
         _, folder = text_folders(self._request.output)
+        chunks, size = list(self._chunks(texts)), _CORPUS_SHARD
+        if not chunks:
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        chunks, size = list(self._chunks(texts)), self._request.batch_size
         num_shards = -(-len(chunks) // size)
         for number in range(self._processes.rank, num_shards, self._processes.count):
-            self._tell("corpus", number + 1, num_shards)
             if not shard_path(folder, number).is_file():
-                part = chunks[number * size :][:size]
-                write_shard(folder, number, [self._teacher.read("text", ids) for ids in part])
+                first = number * size
+                read: list[Response] = []
+                for ids in chunks[first : first + size]:
+                    self._tell("corpus", first + len(read), len(chunks))
+                    read.append(self._teacher.read("text", ids))
+                write_shard(folder, number, read)
+        self._tell("corpus", len(chunks), len(chunks))
         self._processes.wait()
 
     @cached_property
@@ -124,10 +141,9 @@ class TextStage:
         """Every prompt as the target sees it; those too long are left out."""
         tokenizer = self._target.tokenizer
         room = self._target.checkpoint.config.context_length - self._request.max_new_tokens
-        prompts = self._request.prompts or tuple(written_prompts(self._request.training.seed))
         rng = np.random.default_rng(self._request.training.seed)
         questions = []
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(self._request.all_prompts()):
             text = prompt.prompt
             if tokenizer.has_chat_template:
                 text = tokenizer.apply_chat_template([{"role": "user", "content": text}])

@@ -17,12 +17,13 @@ from omnidraft_npu.files import atomic_path
 from .examples import Batch, Example, batches
 from .llama import Llama
 from .loss import batch_logits, held_out_acceptance, law_loss
-from .processes import Processes
+from .processes import Processes, products_in
 
 _WARMUP_STEPS = 30
 _LAST_RATE = 0.02
 """Share of the learning rate that is left at the end."""
 _MAX_NORM = 1.0
+_SAVE_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +86,12 @@ Tell = Callable[[Progress, float, float], None]
 class _LawLoss(nn.Module):
     """A drafter whose forward pass is its loss, as gradients are averaged over processes."""
 
-    def __init__(self, model: Llama, device: torch.device) -> None:
+    def __init__(self, model: Llama, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.model, self._device = model, device
+        self.model, self._device, self._dtype = model, device, dtype
 
     def forward(self, batch: Batch) -> Tensor:
-        with torch.autocast(self._device.type, dtype=torch.bfloat16):
+        with products_in(self._dtype, self._device):
             logits = batch_logits(self.model, batch, self._device)
         ids = torch.from_numpy(batch.laws.ids).long().to(self._device)
         return law_loss(logits, ids, torch.from_numpy(batch.laws.probs).to(self._device))
@@ -118,13 +119,15 @@ class Trainer:
         Args:
             examples: What is learned.
             held_out: What the drafter is measured on; may be empty.
-            checkpoint: File written after each evaluation.
+            checkpoint: File written after each evaluation, and every two minutes.
             tell: Called after every step of the first process.
             keep: Called with the model whenever it is better than ever, and at the end where
                 nothing was held out.
         """
-        loss_of = self._processes.wrap(_LawLoss(self.model, self._processes.device))
-        started = last_look = time.monotonic()
+        loss_of = self._processes.wrap(
+            _LawLoss(self.model, self._processes.device, self._processes.dtype)
+        )
+        started = last_look = last_save = time.monotonic()
         before = self.progress.seconds
         recent = 0.0
         for group in self._groups(examples):
@@ -132,13 +135,16 @@ class Trainer:
             recent = loss if recent == 0 else 0.95 * recent + 0.05 * loss
             # Of the first process, as the schedule must be the same in all.
             self.progress.seconds = self._processes.first(before + time.monotonic() - started)
-            tell(self.progress, recent, self._seconds_left())
             is_end = self._share() >= 1
             is_due = time.monotonic() - last_look >= 60 * self._config.evaluate_minutes
             if self._processes.agree(is_end or is_due):
                 self._look(held_out, recent, keep, is_end=is_end)
                 self.save(checkpoint)
-                last_look = time.monotonic()
+                last_look = last_save = time.monotonic()
+            elif time.monotonic() - last_save >= _SAVE_S:
+                self.save(checkpoint)
+                last_save = time.monotonic()
+            tell(self.progress, recent, self._seconds_left())
             if self._processes.agree(is_end):
                 return
 
@@ -228,7 +234,7 @@ class Trainer:
         rng = np.random.default_rng(0)
         groups = batches(held_out, self._config.batch_pieces, rng)
         device = self._processes.device
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        with products_in(self._processes.dtype, device):
             found = held_out_acceptance(self.model, groups, device)
         mean = sum(found.values()) / len(found)
         self.progress.curve.append(

@@ -1,8 +1,5 @@
 """The vocabulary and the training of a run."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 from omnidraft_npu.errors import CheckpointError, ConfigError
 
 from ..checkpoints.checkpoint import TokenizerFiles
@@ -14,8 +11,8 @@ from .request import DistillRequest, Watcher
 from .starting import start_from_target
 from .target import DistillTarget
 from .teacher_head import NUM_TOP
-from .teacher_text import Response, read_responses
-from .text_stage import text_folders
+from .teacher_text import read_responses, shard_tokens
+from .text_stage import text_shards
 from .tokenizer import (
     count_tokens,
     encoder_of,
@@ -42,7 +39,7 @@ def train_drafter(
     files = _own_tokenizer(request, target, processes)
     encoder = encoder_of(files)
     maker = ExampleMaker(encoder, target.vocabulary, NUM_TOP)
-    examples, held_out = _examples(request, maker)
+    examples, held_out = _examples(request, maker, processes, watcher)
     trainer = Trainer(model, request.training, processes)
     checkpoint = request.output / "checkpoint.pt"
     if checkpoint.is_file():
@@ -84,7 +81,8 @@ def _own_tokenizer(
     """The drafter's tokenizer, made by the first process once."""
     folder = request.output / "tokenizer"
     if processes.is_first and not folder.is_dir():
-        texts = (ids for r in _responses(request.output) for ids in (r.prompt_ids, r.token_ids))
+        responses = read_responses(text_shards(request))
+        texts = (ids for r in responses for ids in (r.prompt_ids, r.token_ids))
         counts = count_tokens(texts)
         size = request.shape.vocab_size
         write_files(folder, train_tokenizer(counts, target.vocabulary, target.files, size))
@@ -92,11 +90,18 @@ def _own_tokenizer(
     return read_files(folder)
 
 
-def _examples(request: DistillRequest, maker: ExampleMaker) -> tuple[list[Example], list[Example]]:
+def _examples(
+    request: DistillRequest, maker: ExampleMaker, processes: Processes, watcher: Watcher
+) -> tuple[list[Example], list[Example]]:
     """What is learned, and the greedy answers that are held out of it."""
     examples: list[Example] = []
     held_out: list[Example] = []
-    for response in _responses(request.output):
+    shards = text_shards(request)
+    done, total = 0, sum(map(shard_tokens, shards))
+    for response in read_responses(shards):
+        done += len(response.token_ids)
+        if processes.is_first:
+            watcher.stage("examples", done, total)
         example = maker.make(response, request.max_example_pieces)
         if example is None:
             continue
@@ -109,8 +114,3 @@ def _examples(request: DistillRequest, maker: ExampleMaker) -> tuple[list[Exampl
             f"{request.output} holds no text to learn from: ask for more --text-tokens"
         )
     return examples, held_out
-
-
-def _responses(output: Path) -> Iterator[Response]:
-    for folder in text_folders(output):
-        yield from read_responses(folder)

@@ -87,7 +87,8 @@ def test_progress_names_loss_acceptance_and_time_left(target, tmp_path):
     assert result.stdout == ""
     assert "text: 150 of 150" in result.stderr
     assert "loss" in result.stderr
-    assert "min left" in result.stderr
+    assert " s left" in result.stderr
+    assert "examples: 192 of 192 tokens" in result.stderr
     assert result.stderr.strip().splitlines()[-1].startswith(str(tmp_path / "run" / "drafter"))
     assert "Next: omnidraft-npu export --drafter" in result.stderr
 

@@ -24,6 +24,7 @@ from omnidraft_npu.quantize.distillation.teacher_text import (
     read_responses,
     shard_path,
     shard_tokens,
+    shards_of,
     write_shard,
 )
 from omnidraft_npu.quantize.distillation.tokenizer import (
@@ -94,7 +95,7 @@ def test_the_llama_is_that_of_transformers(target, rng):
 
 def test_shards_give_back_what_was_written(tmp_path, responses):
     write_shard(tmp_path, 3, responses)
-    found = list(read_responses(tmp_path))
+    found = list(read_responses(shards_of(tmp_path)))
     assert [r.prompt for r in found] == list(PROMPTS)
     for one, other in zip(found, responses, strict=True):
         for name in ("prompt_ids", "token_ids", "top_ids", "log_probs"):
@@ -105,7 +106,7 @@ def test_shards_give_back_what_was_written(tmp_path, responses):
 def test_a_damaged_shard_is_named(tmp_path):
     shard_path(tmp_path, 0).write_bytes(b"not a shard")
     with pytest.raises(CheckpointError, match=r"00000\.safetensors is damaged"):
-        list(read_responses(tmp_path))
+        list(read_responses(shards_of(tmp_path)))
 
 
 def test_the_tokenizer_spells_every_byte_and_keeps_the_ends(tmp_path, files):

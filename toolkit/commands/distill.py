@@ -12,8 +12,6 @@ from ..prompts import TaskPrompt, read_prompts
 if TYPE_CHECKING:
     from omnidraft_npu.quantize.distillation.training import Progress
 
-_LINE_EVERY_S = 30.0
-
 
 @click.command(name="distill")
 @click.option("--target", required=True, help="Model to draft for: name, hub id or path.")
@@ -42,10 +40,17 @@ _LINE_EVERY_S = 30.0
     type=int,
     default=1_000_000,
     show_default=True,
-    help="Tokens that the target writes, 64 answers at a time.",
+    help="Tokens that the target writes; all answers that were begun are finished.",
 )
 @click.option(
     "--max-new-tokens", type=int, default=320, show_default=True, help="Most tokens of an answer."
+)
+@click.option(
+    "--batch-size",
+    type=int,
+    default=64,
+    show_default=True,
+    help="Answers written side by side, at most 256; a GPU is faster with more.",
 )
 @click.option(
     "--hours",
@@ -77,6 +82,7 @@ def command(
     corpus: tuple[Path, ...],
     text_tokens: int,
     max_new_tokens: int,
+    batch_size: int,
     hours: float | None,
     max_pieces: int,
     vocab_size: int,
@@ -102,18 +108,25 @@ def command(
     require_torch()
     prompts: list[TaskPrompt] = [p for path in prompt_files for p in read_prompts(path)]
 
+    from omnidraft_npu.quantize.distillation.target import open_teacher
+    from omnidraft_npu.store.local import resolve_model
+
+    # Refused here if it cannot be one: importing torch takes longer than reading a header.
+    path = resolve_model(target)
+    open_teacher(path)
+
     from omnidraft_npu.quantize.distillation.distill import distill
     from omnidraft_npu.quantize.distillation.request import DistillRequest, DrafterShape
     from omnidraft_npu.quantize.distillation.training import TrainingConfig
-    from omnidraft_npu.store.local import resolve_model
 
     request = DistillRequest(
-        target=resolve_model(target),
+        target=path,
         output=output,
         prompts=tuple(prompts),
         corpus=corpus,
         text_tokens=text_tokens,
         max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
         shape=DrafterShape(
             vocab_size=vocab_size,
             layers=parse_layers(layers),
@@ -131,7 +144,9 @@ def command(
         raise
     if progress is None:
         return
-    best = f", held-out acceptance {progress.best:.3f}" if progress.best >= 0 else ""
+    best = ", too little text to measure it by"
+    if progress.best >= 0:
+        best = f", best held-out acceptance {progress.best:.3f} (mean over tasks)"
     drafter = shlex.quote(str(output / "drafter"))
     click.echo(
         f"{drafter}: {progress.step} steps, {progress.seen_pieces} pieces{best}. "
@@ -141,35 +156,64 @@ def command(
 
 
 class _Lines:
-    """One line on stderr for each part that is done, and now and then in between."""
+    """Lines on stderr for every stage: at once, then ever more rarely, and when it is done."""
 
     def __init__(self) -> None:
-        self._shown: dict[str, float] = {}
+        self._stages: dict[str, _Shown] = {}
         self._looks = 0
 
     def stage(self, name: str, done: int, total: int) -> None:
         """Items done of a stage, and their total."""
-        if self._is_due(name) or done >= total:
-            click.echo(f"{name}: {done} of {total}", err=True)
+        shown = self._stages.setdefault(name, _Shown(done))
+        if not (shown.is_due() or done >= total > shown.last):
+            return
+        shown.last = done
+        rate = shown.rate(done)
+        left = f", {rate:.0f} a second, {_left((total - done) / rate)}" if rate > 0 else ""
+        unit = _UNITS.get(name, "")
+        click.echo(f"{name}: {done:,} of {total:,}{unit}{left if done < total else ''}", err=True)
 
     def training(self, progress: "Progress", loss: float, seconds_left: float) -> None:
         """Loss, the last held-out acceptance, time left."""
-        is_new = len(progress.curve) > self._looks
-        if not (self._is_due("training") or is_new):
+        shown = self._stages.setdefault("training", _Shown(0))
+        is_new = len(progress.curve) != self._looks
+        if not (shown.is_due() or is_new or seconds_left <= 0):
             return
         self._looks = len(progress.curve)
         click.echo(
-            f"training: step {progress.step}, {progress.seen_pieces} pieces, loss {loss:.3f}"
-            f"{_acceptance(progress)}, {seconds_left / 60:.0f} min left",
+            f"training: step {progress.step}, {progress.seen_pieces:,} pieces, loss {loss:.3f}"
+            f"{_acceptance(progress)}, {_left(seconds_left)}",
             err=True,
         )
 
-    def _is_due(self, name: str) -> bool:
+
+class _Shown:
+    """When a stage was first and last shown."""
+
+    def __init__(self, done: int) -> None:
+        self.last = -1
+        """Items that were done when it was last shown."""
+        self._first, self._begin, self._next = done, time.monotonic(), 0.0
+
+    def is_due(self) -> bool:
+        """Whether to show it again: after 5 seconds at first, after a minute later on."""
         now = time.monotonic()
-        is_due = now - self._shown.get(name, -_LINE_EVERY_S) >= _LINE_EVERY_S
+        is_due = now >= self._next
         if is_due:
-            self._shown[name] = now
+            self._next = now + min(60.0, max(5.0, (now - self._begin) / 5))
         return is_due
+
+    def rate(self, done: int) -> float:
+        """Items a second since it was first shown; 0 where that is not known yet."""
+        seconds = time.monotonic() - self._begin
+        return (done - self._first) / seconds if seconds > 1 else 0.0
+
+
+_UNITS = {"text": " tokens", "examples": " tokens", "corpus": " parts"}
+
+
+def _left(seconds: float) -> str:
+    return f"{seconds:.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"
 
 
 def _acceptance(progress: "Progress") -> str:
