@@ -24,7 +24,7 @@ from omnidraft_npu.bridge.spelling import direct_spellings, full_spellings
 from omnidraft_npu.bridge.text_walk import TextWalk
 from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.vocabulary import Vocabulary
-from omnidraft_npu.bridge.walk import TrieWalk
+from omnidraft_npu.bridge.walk import TrieWalk, Walk
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.prompts import builtin_prompts, first_of_each
@@ -42,15 +42,13 @@ class RespelledModel:
     end there, the law after that token is mixed in with the probability that it does.
     """
 
-    def __init__(self, opened: OpenedModel, encoder: PieceEncoder) -> None:
-        """Speak in pieces of `encoder` for the model of a bundle."""
+    def __init__(self, opened: OpenedModel, encoder: PieceEncoder, trie: SpellingTrie) -> None:
+        """Speak in pieces of `encoder` for the model of a bundle; `trie` spells its tokens."""
         self._model: CausalLM = opened.graph.begin(is_exact=False)
         self._pieces_of = encoder.vocabulary
         self._tokens_of = opened.vocabulary
         self._tokens = PieceEncoder(opened.tokenizer.json, opened.vocabulary)
-        self._trie = SpellingTrie.build(
-            full_spellings(encoder, opened.vocabulary), opened.vocabulary.size
-        )
+        self._trie = trie
         self._fed: list[int] = []
         self._pieces: list[int] = []
         self.context_length = self._model.context_length
@@ -166,28 +164,27 @@ def open_pieces(arguments: argparse.Namespace) -> PieceEncoder:
 
 
 def drafters(pair: OpenedPair, encoder: PieceEncoder) -> dict[str, ModelDrafter]:
-    """One for each mode, all with the same model."""
+    """One for each mode, each with a cache of its own."""
     assert pair.drafter is not None
-    target = pair.target.vocabulary
-    model = RespelledModel(pair.drafter, encoder)
-    ends = frozenset(pair.target.entry.eos_token_ids)
+    target, tokens = pair.target.vocabulary, pair.drafter.vocabulary
+    spelled = SpellingTrie.build(full_spellings(encoder, tokens), tokens.size)
     tries = {
         "direct": SpellingTrie.build(direct_spellings(encoder.vocabulary, target), target.size),
         "full": SpellingTrie.build(full_spellings(encoder, target), target.size),
     }
-    made: dict[str, ModelDrafter] = {
-        mode: ModelDrafter(
-            model,
-            ByteBridge(encoder, target),
-            TrieWalk(trie, model.vocab_size),
-            end_token_ids=ends,
-        )
-        for mode, trie in tries.items()
-    }
+    num_pieces = encoder.vocabulary.size
+    walks: dict[str, Walk] = {mode: TrieWalk(trie, num_pieces) for mode, trie in tries.items()}
     cutter = PieceEncoder(pair.target.tokenizer.json, target)
-    text = TextWalk(encoder.vocabulary, cutter)
-    made["text"] = ModelDrafter(model, ByteBridge(encoder, target), text, end_token_ids=ends)
-    return made
+    walks["text"] = TextWalk(encoder.vocabulary, cutter)
+    return {
+        mode: ModelDrafter(
+            RespelledModel(pair.drafter, encoder, spelled),
+            ByteBridge(encoder, target),
+            walk,
+            end_token_ids=frozenset(pair.target.entry.eos_token_ids),
+        )
+        for mode, walk in walks.items()
+    }
 
 
 def measure(

@@ -14,7 +14,7 @@ from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.lookup import PromptLookup
-from omnidraft_npu.sampling import TargetLaw, keep_top_p
+from omnidraft_npu.sampling import TargetLaw, to_weights, token_law
 from omnidraft_npu.speculative import generate
 from omnidraft_npu.token_law import sample
 
@@ -95,17 +95,48 @@ LAWS = {
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1 - 1e-9])
 def test_top_p_of_large_vocabularies_is_what_sorting_gives(rng, law, top_p):
-    logits = LAWS[law](rng, 40_000).astype(np.float32)
+    logits = LAWS[law](rng, 40_001).astype(np.float32)
     weights = np.exp(logits - logits.max())
     falling = np.argsort(-weights, kind="stable")
     sums = np.cumsum(weights[falling], dtype=np.float64)
     num_kept = int((sums < top_p * sums[-1]).sum()) + 1
-    keep_top_p(weights, top_p)
-    kept = set(np.flatnonzero(weights).tolist())
+    found = token_law(logits, SamplingConfig(temperature=1.0, top_p=top_p))
+    kept = set(np.flatnonzero(found.dense).tolist())
     expected = set(falling[:num_kept].tolist())
-    # Where rounding decides, a weight more or less.
-    assert len(kept ^ expected) <= 1
-    assert len(kept) >= 1
+    # Sums in float32 are off by a millionth.
+    assert abs(weights[list(kept)].sum() - weights[list(expected)].sum()) < 3e-6 * sums[-1]
+    dropped = set(range(len(weights))) - kept
+    assert weights[list(kept)].min() >= max(weights[list(dropped)], default=0)
+    if law == "equal":
+        assert kept == set(range(len(kept)))
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("shift", [0.0, -500.0, 500.0])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 50},
+        {"top_k": 9000},
+        {"top_k": 100_000},
+        {"min_p": 0.05},
+        {"min_p": 1.0},
+        {"top_k": 300, "top_p": 0.9, "min_p": 0.01},
+    ],
+    ids=str,
+)
+def test_laws_of_few_likely_tokens_are_those_of_looking_at_all(
+    rng, law, temperature, shift, options
+):
+    logits = LAWS[law](rng, 40_001).astype(np.float32) + np.float32(shift)
+    config = SamplingConfig(temperature=temperature, **options)
+    found, expected = token_law(logits, config), to_weights(logits, config)
+    assert (found.ids is None) == (not options)
+    np.testing.assert_array_equal(found.dense > 0, expected > 0)
+    scale = found.total / expected.sum(dtype=np.float64)
+    np.testing.assert_allclose(found.dense, expected * scale, rtol=1e-4, atol=0)
 
 
 def test_rows_and_drafts_must_belong_together():
