@@ -2,10 +2,13 @@
 
 import shutil
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tiny_bundle import write_bundle
 
+from omnidraft_npu.bundle import open_bundle
 from omnidraft_npu.commands import default_pair
 from omnidraft_npu.errors import CheckpointError, StoreError
 
@@ -57,11 +60,23 @@ def test_a_default_bundle_is_made_once_for_each_target(made, drafter):
     assert bundles[0] == bundles[1] == bundles[3] != bundles[2]
 
 
-def test_another_drafter_makes_another_bundle(made, drafter):
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_another_drafter_makes_another_bundle(made, drafter, name, capsys):
+    """Whatever changed in it; the earlier bundle may have learned, so it is named and kept."""
     before = default_pair.default_bundle(None, accept_terms=False)
-    drafter.write_bytes(b"two")
-    assert default_pair.default_bundle(None, accept_terms=False) != before
-    assert made == ["smollm2-135m"] * 2
+    other = default_pair.default_bundle("gemma3-270m", accept_terms=False)
+    assert "is used no more" not in capsys.readouterr().err
+    drafter.with_name(name).write_bytes(b"two")
+    after = default_pair.default_bundle(None, accept_terms=False)
+    assert after not in (before, other)
+    assert made == ["smollm2-135m", "gemma3-270m", "smollm2-135m"]
+    told = capsys.readouterr().err
+    assert f"{before} was made with another drafter" in told
+    assert str(other) not in told
+    assert before.is_dir()
+
+    assert default_pair.default_bundle(None, accept_terms=False) == after
+    assert capsys.readouterr().err == ""
 
 
 def test_an_installation_without_its_drafter_says_so(made, monkeypatch):
@@ -69,3 +84,46 @@ def test_an_installation_without_its_drafter_says_so(made, monkeypatch):
     with pytest.raises(StoreError, match="lacks the drafter omnidraft-tiny"):
         default_pair.default_bundle(None, accept_terms=False)
     assert not made
+
+
+def test_two_processes_at_once_make_one_bundle(made, drafter, monkeypatch, capsys):
+    """The second waits for the first, says so, and uses what that one made."""
+    is_making, is_waiting, make = threading.Event(), threading.Event(), default_pair._make
+
+    def slowly(*arguments):
+        is_making.set()
+        assert is_waiting.wait(20)
+        make(*arguments)
+
+    monkeypatch.setattr(default_pair, "_make", slowly)
+    monkeypatch.setattr(default_pair, "_say_busy", is_waiting.set)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(default_pair.default_bundle, None, accept_terms=False)
+        assert is_making.wait(20)
+        second = pool.submit(default_pair.default_bundle, None, accept_terms=False)
+        assert first.result(20) == second.result(20)
+    assert made == ["smollm2-135m"]
+
+
+def test_an_interrupted_making_is_taken_up_by_the_next_command(made, drafter, monkeypatch):
+    make = default_pair._make
+
+    def interrupted(bundle, target, accept_terms):
+        bundle.with_name(bundle.name + ".partial").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(default_pair, "_make", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        default_pair.default_bundle(None, accept_terms=False)
+    monkeypatch.setattr(default_pair, "_make", make)
+    bundle = default_pair.default_bundle(None, accept_terms=False)
+    assert made == ["smollm2-135m"]
+    assert open_bundle(bundle)
+
+
+def test_a_damaged_default_bundle_is_made_again(made, drafter, capsys):
+    bundle = default_pair.default_bundle(None, accept_terms=False)
+    (bundle / "manifest.json").write_text("{")
+    assert default_pair.default_bundle(None, accept_terms=False) == bundle
+    assert made == ["smollm2-135m"] * 2
+    assert "making it again" in capsys.readouterr().err

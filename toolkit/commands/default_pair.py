@@ -1,5 +1,6 @@
 """The bundle that a command makes and uses when none is named."""
 
+import hashlib
 from pathlib import Path
 
 import click
@@ -55,6 +56,7 @@ def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
         with exclusive(bundle.with_name(f".{target}.making"), _say_busy):
             if not _is_whole(bundle):
                 _make(bundle, target, accept_terms)
+                _name_older(bundle, target)
     except OSError as error:
         raise StoreError(
             f"the local store {store_folder()} cannot be written ({error.strerror or error}): "
@@ -64,14 +66,16 @@ def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
 
 
 def _drafter_version() -> str:
-    """A name for the drafter's weights: another version of the package makes another bundle."""
+    """A name for the drafter's files: a package that ships others makes another bundle."""
     folder = packaged_drafter(DEFAULT_DRAFTER)
     if folder is None:
         raise StoreError(
             f"this installation lacks the drafter {DEFAULT_DRAFTER}: install the package again, "
             "or name a bundle with --bundle"
         )
-    return sha256_of(folder / "model.safetensors")[:12]
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    hashes = "".join(f"{path.name} {sha256_of(path)}\n" for path in files)
+    return hashlib.sha256(hashes.encode()).hexdigest()[:12]
 
 
 def _is_whole(bundle: Path) -> bool:
@@ -83,6 +87,17 @@ def _is_whole(bundle: Path) -> bool:
         click.echo(f"{error}; making it again", err=True)
         return False
     return True
+
+
+def _name_older(bundle: Path, target: str) -> None:
+    """Name what was made for other drafters: it is used no more, but may have learned something."""
+    for older in sorted(bundle.parent.glob(f"{target}-*/")):
+        if older.name != bundle.name:
+            click.echo(
+                f"{older} was made with another drafter or version and is used no more: "
+                "delete it to free its space, or go on with it by --bundle",
+                err=True,
+            )
 
 
 def _say_busy() -> None:
