@@ -11,6 +11,7 @@ from reference_models import random_ids, random_lora
 from simulated_htp import X_ELITE, open_simulated, relative_error
 
 from omnidraft_npu.qnn.provider import QNN_PROVIDER, placement
+from omnidraft_npu.quantize.calibration import htp_quantization, weights
 from omnidraft_npu.quantize.calibration.comparison import Comparison
 from omnidraft_npu.quantize.calibration.htp_quantization import quantize_htp_decoder
 from omnidraft_npu.quantize.calibration.qdq_graph import QdqGraph
@@ -301,6 +302,63 @@ def test_all_nodes_run_on_qnn_as_one_graph_and_agree_with_the_cpu(
         simulated = StaticGraph(session, sliding_window=model.config.sliding_window)
         expected = run(open_cpu(model, path), ids)
         assert relative_error(run(simulated, ids), expected) < QNN_ERROR
+
+
+def test_adapters_are_swapped_between_runs_of_one_session_on_the_simulator(quantized, rng):
+    """None, one, another, none again in w8a16: each as on the CPU provider, nothing compiled."""
+    model, made = quantized("qwen2", W8, lora_rank=2)
+    ids = random_ids(rng, 8)
+    exact = open_cpu(model, made.graphs[8])
+    simulated = StaticGraph(
+        open_simulated(made.graphs[8]), sliding_window=model.config.sliding_window
+    )
+    zeros = dict(exact.lora)
+    rows = []
+    for seed in (None, 1, 2, None):
+        lora = zeros
+        if seed is not None:
+            factors, _ = random_lora(np.random.default_rng(seed), model, zeros)
+            lora = {name: value * np.float32(0.5) for name, value in factors.items()}
+        exact.lora.update(lora)
+        simulated.lora.update(lora)
+        rows.append(run(simulated, ids))
+        assert relative_error(rows[-1], run(exact, ids)) < QNN_ERROR
+    plain, first, second, again = rows
+    np.testing.assert_array_equal(again, plain)
+    for one, other in ((first, plain), (second, plain), (first, second)):
+        assert relative_error(one, other) > 0.1
+
+
+def test_no_value_of_a_lora_branch_is_rounded_to_integers(quantized):
+    _, made = quantized("qwen2", W8, lora_rank=2)
+    graph = onnx.load(made.graphs[8], load_external_data=False).graph
+    factors = {v.name for v in graph.input if v.name.startswith("lora.")}
+    low = {name for node in graph.node for name in node.output if name.endswith(".lora_low")}
+    delta = {name for node in graph.node for name in node.output if name.endswith(".lora")}
+    assert len(factors) == len(low) * 2 == len(delta) * 2 == 2 * 7 * 3
+    for node in graph.node:
+        if not (factors | low | delta).isdisjoint(node.input):
+            assert node.op_type in ("MatMul", "Add"), node.name
+            assert node.op_type == "MatMul" or node.output[0].endswith(".adapted.raw"), node.name
+
+
+def test_rounded_weights_outlive_an_interruption(models, tmp_path, monkeypatch):
+    """Hours of rounding were lost where the work stopped after it."""
+    model = models("llama")
+    options = HtpGraphOptions(lengths=(8,), context_length=CONTEXT)
+    source = (model.config, model.tensors.__getitem__, Numbers(), tmp_path / "made", options, NBITS)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(htp_quantization, "write_graphs", interrupt)
+        quantize_htp_decoder(*source, rounded=tmp_path / "rounded")
+    assert [path.name for path in tmp_path.iterdir() if any(path.iterdir())] == ["rounded"]
+    monkeypatch.setattr(weights, "_round", lambda *_: pytest.fail("rounded again"))
+    made = quantize_htp_decoder(*source, rounded=tmp_path / "rounded")
+    assert made.graphs[8].is_file()
+    assert not (tmp_path / "rounded").exists()
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_value_that_was_not_calibrated_is_no_silent_float(quantized, tmp_path):
