@@ -9,7 +9,7 @@ from .adamw import AdamW, AdamWConfig
 
 Floats = npt.NDArray[np.float32]
 
-HEAD_RATE = 1e-3
+HEAD_RATE = 3e-3
 """Learning rate; the head is small and starts anew, so it may go far."""
 
 
@@ -19,7 +19,7 @@ def train_head(
     labels: Floats,
     rng: np.random.Generator,
     *,
-    epochs: int = 10,
+    steps: int = 400,
     batch: int = 256,
     learning_rate: float = HEAD_RATE,
 ) -> AcceptanceHead:
@@ -30,19 +30,18 @@ def train_head(
         hidden: ``[pieces, hidden]`` states of the drafter as it is now.
         labels: ``[pieces]`` soft acceptances, from 0 to 1.
         rng: Orders the pieces.
-        epochs: How often each piece is seen.
+        steps: Of the optimiser; the pieces are seen as often as that takes.
         batch: Pieces of a step.
         learning_rate: Of AdamW; it falls to 0 in a straight line.
     """
-    num_batches = max(1, len(labels) // batch)
-    total = epochs * num_batches
     optimiser = AdamW(head.tensors, AdamWConfig(learning_rate=learning_rate))
     trained = AcceptanceHead(tensors=optimiser.tensors)
-    done = 0
-    for _ in range(epochs):
-        for chosen in np.array_split(rng.permutation(len(labels)), num_batches):
-            _, gradients = trained.loss_and_gradients(hidden[chosen], labels[chosen])
-            optimiser.config = AdamWConfig(learning_rate=learning_rate * (1 - done / total))
-            optimiser.step(gradients)
-            done += 1
+    order = rng.permutation(len(labels))
+    for step in range(steps):
+        if len(order) < min(batch, len(labels)):
+            order = rng.permutation(len(labels))
+        chosen, order = order[:batch], order[batch:]
+        _, gradients = trained.loss_and_gradients(hidden[chosen], labels[chosen])
+        optimiser.config = AdamWConfig(learning_rate=learning_rate * (1 - step / steps))
+        optimiser.step(gradients)
     return AcceptanceHead(tensors={n: t.copy() for n, t in optimiser.tensors.items()})

@@ -70,6 +70,7 @@ class AcceptanceHead:
         shapes = head_shapes(hidden_size)
         tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
         tensors[NAMES[0]] = rng.normal(0, scale, shapes[NAMES[0]]).astype(np.float32)
+        tensors[NAMES[3]][:] = -math.log(REJECTION_WEIGHT)
         return cls(tensors=tensors)
 
     @property
