@@ -4,6 +4,8 @@ Each line on stdin is a JSON list of how the next learner is killed and the numb
 example: `["call", n, first]` right at its nth call that changes a file, `["time", seconds,
 first]` from outside, `["count", rounds, first]` not at all. The learner acknowledges what it has
 written on stdout, and `end` follows with the status of the process, or the number of calls.
+With `["answers", 0, first]` it learns from answers of its own to prompts numbered from `first`
+on, says its process id first, and is killed by whoever started all this.
 """
 
 import json
@@ -64,6 +66,32 @@ def learn(state: LearnedState, first: int, rounds: int) -> None:
             say("use", version)
 
 
+def learn_from_answers(bundle: Path, first: int) -> None:
+    from omnidraft_npu.config import DecodeConfig
+    from omnidraft_npu.runtime.adamw import AdamWConfig
+    from omnidraft_npu.runtime.learner_config import LearnerConfig
+    from omnidraft_npu.runtime.learner_opening import open_learner
+    from omnidraft_npu.runtime.opened_pair import open_pair
+    from omnidraft_npu.runtime.session import Session
+
+    optimizer = AdamWConfig(learning_rate=0.01, warmup_steps=2)
+    config = LearnerConfig(batch=2, passes=2, held_out_every=3, optimizer=optimizer)
+    pair = open_pair(bundle, threads=1, proposer="model")
+    session = Session(pair)
+    with open_learner(pair, config, threads=1) as learner:
+        session.observer = learner
+        say("process", os.getpid())
+        for number in range(first, first + 10**6):
+            session.reset()
+            prompt = session.encode(f"number {number} and", raw=True)
+            for _ in session.generate(prompt, DecodeConfig(max_new_tokens=24)):
+                pass
+            say("example", number)
+            lesson = learner.step()
+            if lesson is not None:
+                say("use", lesson.version)
+
+
 def main() -> None:
     state = LearnedState(bundle=Path(sys.argv[1]))
     for line in sys.stdin:
@@ -71,6 +99,8 @@ def main() -> None:
         counter = CallCounter(amount if how == "call" else None)
         child = os.fork()
         if child == 0:
+            if how == "answers":
+                learn_from_answers(state.bundle, first)
             if how != "time":
                 sys.setprofile(counter)
             learn(state, first, amount if how == "count" else 10**6)
