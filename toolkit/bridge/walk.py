@@ -17,6 +17,8 @@ Logits = npt.NDArray[np.float32]
 _NO_PIECES = np.empty(0, np.int32)
 _LEAST = 1e-5
 """Share of the likeliest piece's probability below which a piece is not drawn."""
+_LEAST_OF_REST = 0.01
+"""The same, of what top-p leaves out; pieces below it are hardly ever among those that it keeps."""
 
 
 class Walk(Protocol):
@@ -233,8 +235,7 @@ class TrieWalk:
         is_start[children] = False
         pieces = _likely(logits, draw)
         starts = pieces[is_start[pieces]]
-        span = draw.sampling.temperature * math.log(_LEAST)
-        if not len(starts) or logits[starts].max() < logits[pieces].max() + span / 2:
+        if not len(starts) or logits[starts].max() < logits[pieces].max() + _span(draw) / 2:
             allowed = is_start.nonzero()[0]
             starts = allowed[_likely(logits[allowed], draw)]
         is_start[children] = were_starts
@@ -280,9 +281,18 @@ class TrieWalk:
 
 def _likely(logits: Logits, draw: Draw) -> AnyIds:
     """Indices of the logits that may be drawn; none where they are not numbers."""
-    span = draw.sampling.temperature * math.log(_LEAST)
-    likely: AnyIds = (logits >= logits.max(initial=-np.inf) + span).nonzero()[0]
+    likely: AnyIds = (logits >= logits.max(initial=-np.inf) + _span(draw)).nonzero()[0]
     return likely
+
+
+def _span(draw: Draw) -> float:
+    """How far below the largest logit one may be drawn, as a negative number.
+
+    Lossless for any span: it only shapes the law that the drafter draws from and reports.
+    """
+    sampling = draw.sampling
+    least = max(_LEAST, _LEAST_OF_REST * (1 - sampling.top_p))
+    return sampling.temperature * math.log(least)
 
 
 def _draw_start(
