@@ -278,9 +278,24 @@ def test_a_missing_matplotlib_is_told_before_anything_is_measured(bundle, prompt
     )
 
 
+def test_an_adapted_length_is_measured_next_to_fixed_ones(bundle, prompts):
+    options = ["--draft-length", "auto,2", "--repeats", "1"]
+    found = json.loads(bench(bundle, prompts, *options, "--json").stdout)
+    assert found["environment"]["draft_tokens"] == [2, "auto"]
+    assert all(row["is_equal"] for row in found["rows"])
+    lengths = found["summary"]["all"]["by_draft_tokens"]
+    assert list(lengths) == ["2", "auto"]
+    assert set(lengths["2"]["stops"]) <= {"budget", "end", "context", "nothing"}
+    assert sum(lengths["auto"]["stops"].values()) > 0
+    table = bench(bundle, prompts, *options).stdout
+    assert " auto " in table
+    assert "drafts" in table
+
+
 @pytest.mark.parametrize(
     ("arguments", "words", "code"),
     [
+        (["--draft-length", "2,often"], ["2,often"], 2),
         (["--draft-tokens", "2,0"], ["0 is not a draft length"], 2),
         (["--draft-tokens", "two"], ["'two'"], 2),
         (["--repeats", "0"], ["repeats"], 2),

@@ -54,6 +54,22 @@ def test_drafting_changes_the_cost_and_not_the_text(bundle):
     assert plain["stats"]["draft_provider"] is None
 
 
+@pytest.mark.parametrize("proposer", ["cascade", "model", "lookup"])
+def test_an_adapted_draft_length_leaves_greedy_text_alone_and_says_why_drafts_ended(
+    bundle, proposer
+):
+    plain = document(run(bundle, "the small drafter", "--no-draft", "--json"))
+    options = ["--json", "--draft-length", "auto", "--proposer", proposer]
+    drafted = document(run(bundle, "the small drafter", *options))
+    assert drafted["token_ids"] == plain["token_ids"]
+    stats = drafted["stats"]
+    assert stats["draft_length"] == "auto"
+    assert 0 < sum(stats["stops"].values()) <= stats["rounds"]
+    if proposer == "model":
+        assert stats["stops"]["trial"] == 2  # rounds without drafts, to measure them
+    assert stats["mean_draft_length"] == stats["proposed"] / stats["rounds"]
+
+
 @pytest.mark.parametrize("mode", ["auto", "full", "text", "direct", "cache", "paper"])
 def test_sampled_text_is_fixed_by_its_seed(bundle, mode):
     options = ["--json", "--temperature", "1.5", "--draft-mode", mode, "--proposer", "model"]
@@ -200,6 +216,7 @@ def test_the_chat_template_is_used_unless_raw(bundle):
     [
         (["x", "--draft-length", "0"], None, ["draft_length is 0", "--no-draft"], 2),
         (["x", "--draft-tokens", "-3"], None, ["draft_length is -3"], 2),
+        (["x", "--draft-length", "some"], None, ["'some'", "auto"], 2),
         (["x", "--max-new-tokens", "0"], None, ["max_new_tokens is 0"], 2),
         (["x", "--temperature", "-1"], None, ["temperature is -1"], 2),
         (["x", "--top-p", "0"], None, ["top_p is 0", "--top-p 1"], 2),

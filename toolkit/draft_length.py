@@ -3,13 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .acceptance import Calibration, PlaceAcceptance, confidence
 from .acceptance_head import AcceptanceHead
+from .draft_costs import RoundCosts, best_length
 from .draft_switch import DraftSwitch
 from .draft_times import DraftTimes, Floats
 from .proposal import Proposal, Stop
@@ -28,20 +28,6 @@ _RATIO_RATE = 0.1
 """Weight of the last round in how many tokens a piece makes."""
 _NUM_RECENT = 64
 """Latest pieces whose expected acceptance tells how the next ones will vary."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Costs:
-    """Of one round, in seconds."""
-
-    drafting: Floats
-    """``[max + 1]`` of so many pieces."""
-    rest: Floats
-    """``[max + 1]`` of the round after so many pieces were drafted."""
-    rest_of_lookup: Floats
-    """The same after so many tokens of lookup."""
-    worth: float
-    """Of one more accepted piece."""
 
 
 class DraftLength:
@@ -109,7 +95,7 @@ class DraftLength:
         if self._costs is None:
             return bool(acceptance[0] >= self._acceptance[0])
         rest = self._costs.rest_of_lookup
-        return _best(acceptance, rest, rest[0])[1] > max(0.0, self._switch.saved_s or 0.0)
+        return best_length(acceptance, rest, rest[0])[1] > max(0.0, self._switch.saved_s or 0.0)
 
     def lookup_length(self, num_matched: int) -> tuple[int, Stop]:
         """How many tokens of lookup are proposed, and why not more."""
@@ -119,7 +105,7 @@ class DraftLength:
             length = min(_UNMEASURED_LENGTH, len(acceptance))
         else:
             worth = self._costs.worth / self._tokens_per_piece
-            length, gain = _best(acceptance, self._costs.rest_of_lookup, worth)
+            length, gain = best_length(acceptance, self._costs.rest_of_lookup, worth)
             if gain <= 0:
                 return 0, "cost"
         return length, "budget" if length == len(acceptance) else "cost"
@@ -132,7 +118,8 @@ class DraftLength:
             return self._unmeasured(num)
         if num == 0:
             return None if self._switch.begin_round(self._costs.rest[0]) else "off"
-        if num < self._switch.min_length or self._gain_of_pass(num) > 0:
+        gain = self._costs.gain_of_pass(num, self._survival, np.array(self._recent))
+        if num < self._switch.min_length or gain > 0:
             return None
         return "cost"
 
@@ -154,12 +141,10 @@ class DraftLength:
         expected = self._calibration.expected(guesses)
         survival = self._survival * expected
         self._recent.append(expected)
-        if self._costs is not None and num >= self._switch.min_length:
-            rest = self._costs.rest
-            gain = self._costs.worth * survival - (rest[num + 1] - rest[num])
-            if gain + max(0.0, self._gain(num + 1, survival)) <= 0:
-                self._left_out = expected
-                return "cost"
+        costs = self._costs if num >= self._switch.min_length else None
+        if costs is not None and costs.gain_of_piece(num, survival) <= 0:
+            self._left_out = expected
+            return "cost"
         self._survival = survival
         self._probs.append(expected)
         self._guesses.append(guesses)
@@ -178,12 +163,11 @@ class DraftLength:
         """
         num_tokens = len(proposal.token_ids)
         self._times.observe_rest(num_tokens, rest_s)
-        self._observe_drafting(proposal, draft_s)
-        if self._costs is not None and self._was_followed:
-            num = len(self._probs) + (self._left_out is not None)
-            spent_s = self._costs.drafting[num] + float(self._times.rest(np.array([num_tokens]))[0])
-            plain_s = len(verdict.token_ids) * self._costs.rest[0]
-            self._switch.observe(plain_s - spent_s)
+        num_passes = len(self._probs) + (self._left_out is not None)
+        self._observe_drafting(num_passes, draft_s)
+        if self._costs is not None and num_passes:
+            spent_s = self._costs.drafting[num_passes] + self._costs.rest_of_lookup[num_tokens]
+            self._switch.observe(len(verdict.token_ids) * self._costs.rest[0] - spent_s)
         if proposal.source == "lookup":
             key = min(self._num_matched, max(self._by_match))
             if key and num_tokens:
@@ -206,18 +190,22 @@ class DraftLength:
         for i, guesses in enumerate(self._guesses[:tested]):
             self._calibration.observe(guesses, i < accepted)
 
-    def _observe_drafting(self, proposal: Proposal, draft_s: float) -> None:
+    def _observe_drafting(self, num_passes: int, draft_s: float) -> None:
         """Learn the times of passes from when each began."""
-        if not self._marks or proposal.stop in ("off", "trial"):
+        if not num_passes:
             self._was_followed = False
             return
         gaps = np.diff(self._marks)[1:].tolist()
+        first = None
         # A model that was not asked for some rounds has much to catch up with at first.
-        first = draft_s - sum(gaps) if self._was_followed else None
+        if self._was_followed:
+            # The end of the last pass is not marked where no other was considered.
+            num_unmarked = num_passes - 1 - len(gaps)
+            first = draft_s - sum(gaps) - num_unmarked * self._times.further_s
         self._times.observe_drafting(gaps, first)
         self._was_followed = True
 
-    def _measured_costs(self, length: int) -> _Costs | None:
+    def _measured_costs(self, length: int) -> RoundCosts | None:
         """None as long as times are not known."""
         times = self._times
         if times.num_plain < _UNMEASURED_PLAIN or times.num_drafted < _UNMEASURED_PLAIN:
@@ -226,33 +214,13 @@ class DraftLength:
         drafting, rest = times.drafting(length), times.rest(numbers * self._tokens_per_piece)
         pieces = np.append(0.0, self._acceptance.cumprod().cumsum())
         per_token = (drafting + rest) / (1 + self._tokens_per_piece * pieces)
-        return _Costs(
+        return RoundCosts(
             drafting=drafting,
             rest=rest,
             rest_of_lookup=times.rest(numbers),
+            acceptance=self._acceptance,
             worth=float(per_token.min()) * self._tokens_per_piece,
         )
-
-    def _gain_of_pass(self, num: int) -> float:
-        """Seconds that another pass is expected to gain after `num` pieces.
-
-        The better of two ways to go on: to draft a certain number of pieces, or one which
-        is left out if it turns out to promise less than it costs to verify.
-        """
-        costs = self._costs
-        assert costs is not None, "asked only where times are known"
-        worth = costs.worth * self._survival
-        gains = worth * np.array(self._recent) - (costs.rest[num + 1] - costs.rest[num])
-        gain_of_one = float(np.maximum(gains, 0).mean())
-        gain_of_one -= costs.drafting[num + 1] - costs.drafting[num]
-        return max(gain_of_one, self._gain(num, self._survival))
-
-    def _gain(self, num: int, survival: float) -> float:
-        """Seconds that the best number of further pieces is expected to gain after `num`."""
-        costs = self._costs
-        assert costs is not None, "asked only where times are known"
-        total = costs.drafting[num:] + costs.rest[num:]
-        return _best(self._acceptance[num:], total, costs.worth * survival)[1]
 
     def _matched(self, num_matched: int) -> Floats:
         return self._by_match[min(num_matched, max(self._by_match))].expected(len(self._acceptance))
@@ -264,18 +232,3 @@ class DraftLength:
         if num >= _UNMEASURED_LENGTH:
             return "budget"
         return "unlikely" if self._survival < _MIN_SURVIVAL else None
-
-
-def _best(acceptance: Floats, costs: Floats, worth: float) -> tuple[int, float]:
-    """The number of drafts, at least one, of the largest expected gain, and that gain.
-
-    Args:
-        acceptance: ``[n]`` conditional acceptance of each.
-        costs: ``[n + 1]`` seconds with so many; only differences count.
-        worth: Seconds that one accepted draft is worth.
-    """
-    if not len(acceptance):
-        return 0, 0.0
-    gains = worth * acceptance.cumprod().cumsum() - (costs[1:] - costs[0])
-    best = int(gains.argmax())
-    return best + 1, float(gains[best])

@@ -55,6 +55,11 @@ class DraftTimes:
         self._rest.setdefault(num_drafts, RunningMedian()).add(seconds)
 
     @property
+    def further_s(self) -> float:
+        """Seconds of a piece that is not the first of its round."""
+        return self._further.value
+
+    @property
     def num_plain(self) -> int:
         """Rounds without drafts so far."""
         return self._rest[0].num if 0 in self._rest else 0

@@ -43,7 +43,9 @@ NAMES = [
 ]
 
 
-def one_round(token_ids, num_proposed, num_accepted, num_tested, seconds=1.0, source="model"):
+def one_round(
+    token_ids, num_proposed, num_accepted, num_tested, seconds=1.0, source="model", stop=None
+):
     return Round(
         verdict=Verdict(token_ids=token_ids, num_accepted=num_accepted, num_tested=num_tested),
         num_proposed=num_proposed,
@@ -51,6 +53,7 @@ def one_round(token_ids, num_proposed, num_accepted, num_tested, seconds=1.0, so
         verify_s=0.6 * seconds,
         total_s=seconds,
         source=source,
+        stop=stop,
     )
 
 
@@ -96,10 +99,26 @@ def test_nothing_decoded_gives_no_numbers(target):
     stats = DecodeStats(target, target_provider="cpu")
     shown = stats.to_json()
     assert shown["rounds"] == shown["proposed"] == shown["accepted"] == 0
-    counts = {"rounds", "proposed", "accepted", "by_proposer"}
+    counts = {"rounds", "proposed", "accepted", "by_proposer", "stops"}
     numbers = set(NAMES) - counts - {"peak_rss_bytes", "target_provider"}
     assert all(shown[name] is None for name in numbers)
     assert stats.summary() == "no tokens decoded"
+
+
+def test_why_drafts_ended_is_counted_and_that_they_were_off_is_said(target):
+    stats = DecodeStats(target, target_provider="cpu", draft_provider="cpu")
+    stats.record(one_round((3, 4, 5), 4, 2, 3, stop="budget"))
+    stats.record(one_round((6,), 1, 0, 1, stop="cost"))
+    stats.record(one_round((6,), 0, 0, 0))
+    assert stats.stops == {"budget": 1, "cost": 1}
+    assert stats.notice is None
+    assert stats.to_json()["mean_draft_length"] == pytest.approx(5 / 3)
+    other = DecodeStats(target, target_provider="cpu", draft_provider="cpu")
+    other.record(one_round((6,), 0, 0, 0, stop="off"))
+    both = DecodeStats.sum([stats, other])
+    assert both.to_json()["stops"] == {"budget": 1, "cost": 1, "off": 1}
+    assert both.notice.startswith("drafting was off in 1 of 4 rounds")
+    assert stats.stops == {"budget": 1, "cost": 1}  # a sum leaves its parts alone
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
@@ -121,6 +140,9 @@ def test_identities_hold_for_real_rounds(target, rng, k):
     assert shown["ttft_s"] >= rounds[0].total_s
     assert shown["prefill_tokens_per_s"] > 0
     assert shown["peak_rss_bytes"] > 1e6
+    num_asked = sum(r.num_proposed > 0 for r in rounds)
+    assert shown["stops"] == {"budget": num_asked}
+    assert shown["mean_draft_length"] == pytest.approx(stats.proposed / shown["rounds"])
     assert f"{stats.accepted} of {stats.proposed} draft tokens accepted" in stats.summary()
 
 

@@ -92,7 +92,8 @@ draft_length_option = click.option(
     callback=_one_draft_length,
     default="4",
     show_default=True,
-    help="Drafter tokens proposed in each round; `auto`: as many as pay, by measured times.",
+    help="Drafter tokens proposed in each round; `auto`: as many as pay by measured times, so "
+    "that a --seed fixes the law of what is drawn and not the text.",
 )
 
 

@@ -36,11 +36,11 @@ def draft_lengths_or_auto(
 ) -> tuple[DraftLengthChoice, ...]:
     """The same where `auto` may be among them; it comes last."""
     parts = [part.strip() for part in value.split(",")]
-    numbers = ",".join(part for part in parts if part != "auto")
-    fixed: tuple[DraftLengthChoice, ...] = ()
-    if numbers:
-        fixed = draft_lengths(ctx, param, numbers)
-    return (*fixed, "auto") if "auto" in parts else fixed
+    fixed = [part for part in parts if part != "auto"]
+    lengths: tuple[DraftLengthChoice, ...] = ()
+    if fixed:
+        lengths = draft_lengths(ctx, param, ",".join(fixed))
+    return (*lengths, "auto") if "auto" in parts else lengths
 
 
 def load_prompts(path: Path | None, per_task: int | None) -> list[TaskPrompt]:
