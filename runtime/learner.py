@@ -157,7 +157,7 @@ class Learner:
         candidate = Adapter.of(current.version, tensors)
         after = tools.judge.acceptance(candidate.lora, held, pause) if is_sound else None
         lesson = Lesson(
-            outcome=judged(before, after, self.config.max_loss) if is_sound else "skipped",
+            outcome=judged(before, after, self.config.min_judged) if is_sound else "skipped",
             version=current.version,
             num_examples=len(new),
             num_updates=len(losses),

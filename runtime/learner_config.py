@@ -28,8 +28,8 @@ class LearnerConfig:
     """One in so many responses is not learned from, it judges the others."""
     max_held_out: int = 16
     """Responses that judge an adapter, the latest ones."""
-    max_loss: float = 0.01
-    """Held-back acceptance that an adapter may lose under training before it is rolled back."""
+    min_judged: int = 200
+    """Tokens of held-back responses before an adapter can be judged."""
     min_tokens: int = 8
     """Shorter responses are not kept."""
     max_context: int = 512
@@ -48,6 +48,7 @@ class LearnerConfig:
             "num_recent": 1,
             "held_out_every": 2,
             "max_held_out": 1,
+            "min_judged": 1,
             "min_tokens": 1,
             "max_context": 0,
             "num_context": 1,
@@ -56,5 +57,3 @@ class LearnerConfig:
         for name, least in lowest.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        if not self.max_loss >= 0:
-            raise ConfigError(f"max_loss is {self.max_loss}, must not be negative")

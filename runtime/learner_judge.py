@@ -1,5 +1,6 @@
 """How well a drafter with an adapter would have drafted responses that it did not learn from."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -20,11 +21,21 @@ class Acceptance:
     """Share of the target's tokens whose every piece is the drafter's likeliest one."""
     sampled: float
     """Mean overlap, sum of the smaller one, of the target's and the drafter's law over pieces."""
+    num_tokens: int
+    """That it was found from."""
 
     @property
     def mean(self) -> float:
         """Of both: a drafter must not pay for the one with the other."""
         return (self.greedy + self.sampled) / 2
+
+    @property
+    def chance(self) -> float:
+        """What a drafter may gain or lose by chance alone: two standard errors.
+
+        Of two adapters, one drafts about one token in ten otherwise than the other.
+        """
+        return 2 * math.sqrt(0.1 / self.num_tokens)
 
 
 class Judge:
@@ -57,7 +68,9 @@ class Judge:
         tokens, pieces = np.concatenate(right), np.concatenate(overlap)
         if not len(tokens):
             return None
-        return Acceptance(greedy=float(tokens.mean()), sampled=float(pieces.mean()))
+        return Acceptance(
+            greedy=float(tokens.mean()), sampled=float(pieces.mean()), num_tokens=len(tokens)
+        )
 
     def _one(self, example: Example) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
         """``[tokens]`` whether each would be drafted, ``[pieces]`` overlap of the laws."""

@@ -41,18 +41,20 @@ class Lesson:
         return f"{text}, {figures}" + (f", v{self.version:04}" if self.outcome == "kept" else "")
 
 
-def judged(before: Acceptance | None, after: Acceptance | None, max_loss: float) -> Outcome:
-    """Whether an adapter is kept: it must not draft worse than the one in use.
+def judged(before: Acceptance | None, after: Acceptance | None, min_judged: int) -> Outcome:
+    """Whether an adapter is kept: it must draft better than the one in use.
+
+    One that drafts hardly worse, as may come of chance, is trained on.
 
     Args:
         before: Of the version in use.
         after: Of the adapter, on the same answers.
-        max_loss: Less than this is lost to chance; training goes on.
+        min_judged: Tokens without which there is no judgement.
     """
-    if before is None or after is None:
+    if before is None or after is None or after.num_tokens < min_judged:
         return "continued"
     if not math.isfinite(after.mean):
         return "skipped"
     if after.mean > before.mean:
         return "kept"
-    return "rolled back" if after.mean < before.mean - max_loss else "continued"
+    return "rolled back" if after.mean < before.mean - after.chance else "continued"

@@ -17,7 +17,8 @@ from omnidraft_npu.runtime.adamw import AdamWConfig
 from omnidraft_npu.runtime.adapter_store import BASE
 from omnidraft_npu.runtime.learner_background import BackgroundLearner
 from omnidraft_npu.runtime.learner_config import LearnerConfig
-from omnidraft_npu.runtime.learner_judge import Judge
+from omnidraft_npu.runtime.learner_judge import Acceptance, Judge
+from omnidraft_npu.runtime.learner_lesson import judged
 from omnidraft_npu.runtime.learner_opening import can_learn, open_learner
 from omnidraft_npu.runtime.learner_recorder import LawRecorder, top_law
 from omnidraft_npu.runtime.lora_trainer import TrainingStep
@@ -29,6 +30,7 @@ FAST = LearnerConfig(
     batch=4,
     passes=4,
     held_out_every=3,
+    min_judged=20,
     optimizer=AdamWConfig(learning_rate=0.01, warmup_steps=2),
 )
 PROMPTS = [f"the {word} drafter verifies {n}" for n in range(3) for word in ("small", "large")]
@@ -244,6 +246,7 @@ def test_what_drafts_worse_is_rolled_back(bundle, monkeypatch):
     """Uphill instead of downhill."""
     with monkeypatch.context() as context:
         spoil(context, lambda _, gradients: (1.0, {n: -g for n, g in gradients.items()}))
+        context.setattr(Acceptance, "chance", 0.0)
         (lesson, *_), adapter = teach(bundle, rounds=1)
     assert lesson.outcome == "rolled back"
     assert lesson.after.mean < lesson.before.mean
@@ -399,6 +402,27 @@ def test_ending_does_not_wait_for_a_lesson(bundle):
 def test_settings_that_cannot_be_are_refused(name, value):
     with pytest.raises(ConfigError, match=name):
         LearnerConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("after", "num_tokens", "outcome"),
+    [
+        (0.41, 1000, "kept"),
+        (0.4, 1000, "continued"),
+        (0.39, 1000, "continued"),
+        (0.37, 1000, "rolled back"),
+        (0.37, 200, "continued"),
+        (0.9, 19, "continued"),
+        (0.1, 19, "continued"),
+        (float("nan"), 1000, "skipped"),
+    ],
+)
+def test_better_is_kept_and_worse_than_by_chance_rolled_back(after, num_tokens, outcome):
+    before, then = (
+        Acceptance(greedy=value, sampled=value, num_tokens=num_tokens) for value in (0.4, after)
+    )
+    assert judged(before, then, 20) == outcome
+    assert judged(None, None, 20) == "continued"
 
 
 def until(is_true, seconds=60):
