@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from tiny_checkpoints import SENTENCES, write_checkpoint
 
 from omnidraft_npu.cli import cli
+from omnidraft_npu.commands import distill as distill_command
 from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
-from omnidraft_npu.quantize.distillation import requirements
+from omnidraft_npu.quantize.distillation import requirements, training
 
 SMALL = (
     *("--text-tokens", "150", "--max-new-tokens", "12", "--vocab-size", "280"),
@@ -123,6 +124,30 @@ def test_an_interrupted_run_goes_on_where_it_was(target, tmp_path, monkeypatch):
     assert weights(output) == weights(whole)
 
 
+def test_training_is_taken_up_in_the_middle(finished, target, corpus, tmp_path, monkeypatch):
+    """A checkpoint every two minutes, here at every step: the drafter is that of a whole run."""
+    arguments = ("--max-pieces", "6000", "--corpus", str(corpus))
+    output, tell = tmp_path / "run", distill_command._Lines.training
+
+    def interrupted(self, progress, *rest):
+        tell(self, progress, *rest)
+        if progress.step == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "_SAVE_S", 0.0)
+    monkeypatch.setattr(distill_command._Lines, "training", interrupted)
+    assert distill(target, output, *arguments).exit_code == 130
+    assert not (output / "drafter").exists()
+    monkeypatch.setattr(distill_command._Lines, "training", tell)
+    assert distill(target, output, *arguments, "--resume").exit_code == 0
+    steps = [
+        torch.load(run / "checkpoint.pt", weights_only=True)["progress"]["step"]
+        for run in (output, finished)
+    ]
+    assert steps[0] == steps[1] > 3
+    assert weights(output) == weights(finished)
+
+
 def test_more_pieces_train_on_from_the_checkpoint(finished, target, corpus, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(finished, output)
@@ -146,6 +171,52 @@ def test_an_earlier_run_is_not_overwritten(finished, target, tmp_path):
     assert "is not empty" in only_error(distill(target, tmp_path), 2)
     assert "holds no run" in only_error(distill(target, tmp_path / "new", "--resume"), 2)
     assert weights(finished) == before
+
+
+def test_a_run_goes_on_with_its_own_prompts_only(target, tmp_path):
+    """Bug: other prompts on --resume were not noticed, and shards of both stood side by side."""
+    mine, output = tmp_path / "mine.jsonl", tmp_path / "run"
+    rows = [json.dumps({"task": "words", "prompt": f"word {i}"}) for i in range(20)]
+    mine.write_text("\n".join(rows))
+    options = ("--max-pieces", "500", "--prompts", str(mine))
+    assert distill(target, output, *options).exit_code == 0
+
+    before = (output / "settings.json").read_bytes()
+    for changed in (rows[1:], [*rows[:5], "", rows[0], *rows[6:]], list(reversed(rows))):
+        mine.write_text("\n".join(changed))
+        error = only_error(distill(target, output, *options, "--resume"), 2)
+        assert "began with other prompts: give those it began with again" in error
+    error = only_error(distill(target, output, *options[:2], "--resume"), 2)
+    assert "began with other prompts: give its --prompts" in error
+    assert (output / "settings.json").read_bytes() == before
+
+    mine.write_text("\n".join([*rows, json.dumps({"prompt": "one more"})]))
+    assert distill(target, output, *options, "--resume").exit_code == 0
+    mine.write_text("\n".join(rows))
+    assert "began with other prompts" in only_error(
+        distill(target, output, *options, "--resume"), 2
+    )
+
+
+def test_a_run_goes_on_with_its_own_corpus_only(finished, target, corpus, tmp_path):
+    output, other = tmp_path / "run", tmp_path / "other.txt"
+    shutil.copytree(finished, output)
+    other.write_text("another text. " * 9)
+    for options in (
+        (),
+        ("--corpus", str(other)),
+        ("--corpus", str(corpus), "--corpus", str(other)),
+    ):
+        error = only_error(distill(target, output, *options, "--resume"), 2)
+        assert "began with another --corpus: give the same again" in error
+
+
+def test_damaged_settings_are_one_line(finished, target, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(finished, output)
+    for content in ("{", "[]"):
+        (output / "settings.json").write_text(content)
+        assert "settings.json is damaged" in only_error(distill(target, output, "--resume"), 1)
 
 
 def test_without_torch_the_extra_is_named(target, tmp_path, monkeypatch):
@@ -190,8 +261,11 @@ def test_too_little_memory_is_said_before_the_run_starts(target, tmp_path, monke
     )
 
 
-def test_a_target_that_is_no_plain_decoder_is_refused(tmp_path):
+def test_a_target_that_is_no_plain_decoder_is_refused(tmp_path, monkeypatch):
+    """Bug: a tokenizer of 262,144 tokens was parsed first, and torch loaded: 14 seconds."""
     write_checkpoint(tmp_path / "gemma", "gemma3_text", vocab_size=300)
+    monkeypatch.setitem(sys.modules, "omnidraft_npu.quantize.distillation.distill", None)
+    (tmp_path / "gemma" / "tokenizer.json").write_text("never read")
     error = only_error(distill(tmp_path / "gemma", tmp_path / "run"), 2)
     assert "gemma is a gemma3_text that distill cannot run as a teacher" in error
 

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from real_models import real_model
 from tiny_checkpoints import write_checkpoint
 from tiny_models import tiny_model
 from tiny_teacher import question, teacher_of
 
 from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
+from omnidraft_npu.quantize.distillation.target import open_target
 from omnidraft_npu.quantize.distillation.teacher_head import NUM_TOP, TeacherHead
 from omnidraft_npu.quantize.distillation.teacher_model import TeacherModel
 
@@ -77,13 +79,38 @@ def test_bfloat16_answers_differ_at_near_ties_only(target, questions):
     """Products of other shapes round otherwise: where two answers part, both tokens were near."""
     teacher = teacher_of(target, ends=ENDS)
     greedy = [q for q in questions if q.temperature == 0]
-    for q, r in zip(greedy, teacher.answer(greedy, 12, num_rows=3), strict=True):
-        (alone,) = teacher.answer([q], 12, num_rows=1)
+    parts_at_near_ties(teacher, greedy, 12)
+
+
+@pytest.mark.slow
+def test_answers_of_a_real_target_differ_at_near_ties_only():
+    target = open_target(real_model("smollm2.gguf"))
+    teacher = teacher_of(
+        target.checkpoint, ends=target.files.eos_token_ids, num_tokens=target.vocabulary.size
+    )
+    prompts = ("What is gravity?", "Add 17 and 25.", "Write a poem about bees.", "Name a river.")
+    questions = [
+        question(p, target.tokenizer.encode(chat(target.tokenizer, p), add_special=True))
+        for p in prompts
+    ]
+    parts_at_near_ties(teacher, questions, 24)
+
+
+def chat(tokenizer, prompt):
+    return tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+
+
+def parts_at_near_ties(teacher, questions, max_new_tokens):
+    """Log-probabilities where an answer alone goes another way are within 0.05."""
+    together = teacher.answer(questions, max_new_tokens, num_rows=3)
+    for q, r in zip(questions, together, strict=True):
+        (alone,) = teacher.answer([q], max_new_tokens, num_rows=1)
         tokens = zip(r.token_ids.tolist(), alone.token_ids.tolist(), strict=False)
         parted = next((i for i, (one, other) in enumerate(tokens) if one != other), None)
         if parted is not None:
             law = dict(zip(r.top_ids[parted].tolist(), r.log_probs[parted].tolist(), strict=True))
             assert law[r.token_ids[parted]] - law[alone.token_ids[parted]] < 0.05
+        np.testing.assert_allclose(alone.log_probs[0], r.log_probs[0], atol=0.1)
 
 
 def test_no_step_computes_much_that_nobody_reads(target, questions, alone, monkeypatch):

@@ -165,10 +165,10 @@ class _Lines:
     def stage(self, name: str, done: int, total: int) -> None:
         """Items done of a stage, and their total."""
         shown = self._stages.setdefault(name, _Shown(done))
+        rate = shown.rate(done)
         if not (shown.is_due() or done >= total > shown.last):
             return
         shown.last = done
-        rate = shown.rate(done)
         left = f", {rate:.0f} a second, {_left((total - done) / rate)}" if rate > 0 else ""
         unit = _UNITS.get(name, "")
         click.echo(f"{name}: {done:,} of {total:,}{unit}{left if done < total else ''}", err=True)
@@ -193,7 +193,11 @@ class _Shown:
     def __init__(self, done: int) -> None:
         self.last = -1
         """Items that were done when it was last shown."""
-        self._first, self._begin, self._next = done, time.monotonic(), 0.0
+        self._next = 0.0
+        self._start(done)
+
+    def _start(self, done: int) -> None:
+        self._first, self._begin, self._is_running = done, time.monotonic(), False
 
     def is_due(self) -> bool:
         """Whether to show it again: after 5 seconds at first, after a minute later on."""
@@ -204,7 +208,10 @@ class _Shown:
         return is_due
 
     def rate(self, done: int) -> float:
-        """Items a second since it was first shown; 0 where that is not known yet."""
+        """Items a second since the first of them came; 0 where that is not known yet."""
+        if not self._is_running and done > self._first:
+            self._start(done)
+            self._is_running = True
         seconds = time.monotonic() - self._begin
         return (done - self._first) / seconds if seconds > 1 else 0.0
 
