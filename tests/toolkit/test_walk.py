@@ -107,6 +107,30 @@ def test_sampling_draws_allowed_pieces_only(trie, rng, mask):
     assert seen == {A, END}
 
 
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_the_law_that_is_told_is_the_one_that_branches_were_drawn_by(trie, rng, options):
+    """At the root: softmax over what begins a token, aliases added to what they stand for."""
+    draw = Draw(sampling=SamplingConfig(temperature=1.0, **options), rng=rng)
+    row = np.array([0.0, -1.0, -1.5, 9.0, -0.5, -0.3, 9.0, -13.0], np.float32)
+    walk = TrieWalk(trie, 8)
+    counts = np.zeros(6)
+    for _ in range(3000):
+        walk.begin()
+        walk.step(row, draw)
+        visit = walk.visits[0][0]
+        law = visit.branch_probs
+        assert law.sum() == pytest.approx(1)
+        assert law[visit.branch] == pytest.approx(visit.branch_prob)
+        counts[visit.branch] += 1
+    np.testing.assert_allclose(counts / 3000, law, atol=0.05)
+    starts = trie.children(ROOT)[0].tolist()
+    assert law[starts.index(D)] == law[-1] == 0  # far below the others
+    if not options:
+        ends = np.exp(-0.5) + np.exp(-0.3)
+        whole = 1 + np.exp(-1) + np.exp(-1.5) + ends
+        assert law[starts.index(END)] == pytest.approx(ends / whole)
+
+
 def test_nothing_is_drawn_from_a_trie_without_tokens():
     walk, pieces, _ = draw(SpellingTrie.build(Spellings.from_runs({}), 5), logits(A))
     assert (pieces, walk.token_ids) == ([None], [])
