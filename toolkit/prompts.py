@@ -56,7 +56,8 @@ def read_prompts(path: Path) -> list[TaskPrompt]:
     else:
         prompts = list(_read_rows(text, str(path)))
     if not prompts:
-        raise PromptError(f'{path} holds no prompt: write a line like {{"prompt": "…"}} into it')
+        row = "some text" if path.suffix == ".txt" else 'a line like {"prompt": "…"}'
+        raise PromptError(f"{path} holds no prompt: write {row} into it")
     return prompts
 
 

@@ -104,7 +104,7 @@ def _encode(text: str, tokenizer: Tokenizer, context_length: int | None, where: 
     if context_length is not None and len(ids) > context_length:
         raise PromptError(
             f"{where} has {len(ids)} tokens, more than the context of {context_length}: "
-            "shorten it, or export with a larger --htp-context-length"
+            "shorten it, or use a larger --htp-context-length where the model allows one"
         )
     return ids
 
