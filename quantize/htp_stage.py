@@ -104,6 +104,14 @@ def check_htp(model: HtpModel, available_ram: int | None) -> HtpEstimate:
             size_text(found.weight_bytes + found.kv_bytes),
             len(found.parts),
         )
+        if not request.options.share_weights:
+            logger.warning(
+                "the graphs of %s for %s tokens each hold the weights, %s in all: --share-weights "
+                "keeps them once, in binaries that only a device loads",
+                model.name,
+                ", ".join(map(str, options.lengths)),
+                size_text(found.weight_bytes * len(options.lengths)),
+            )
     return found
 
 

@@ -25,7 +25,7 @@ _BLOCK_SCALE_BYTES = 0.068
 _FULL_SHARE = 0.9
 """Of a context's limit, for weights and cache; the rest is for what lies between operators."""
 _CACHE_SHARE = 0.5
-"""Of that room, the most for the cache of all layers."""
+"""Of that room, the most for the cache, in each of the contexts that the weights need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +80,13 @@ def estimate(
     kv_bytes = kv_per_token * context_length
     chip = min(chips, key=lambda chip: chip.context_limit_bytes)
     room = int(_FULL_SHARE * chip.context_limit_bytes)
-    most = int(_CACHE_SHARE * room) // kv_per_token // 64 * 64
+    spare = _CACHE_SHARE * room * math.ceil(weight_bytes / room)
+    most = int(spare) // kv_per_token // 64 * 64
     if context_length > most:
         raise ConfigError(
-            f"a cache of {context_length:,} tokens of {name} takes {size_text(kv_bytes)}, and a "
-            f"context of {chip.name} has {size_text(_CACHE_SHARE * room)} to spare for it: use "
-            f"--htp-context-length {most} or less"
+            f"a cache of {context_length:,} tokens of {name} takes {size_text(kv_bytes)}, and the "
+            f"contexts of {chip.name} that hold its weights have {size_text(spare)} to spare for "
+            f"it: use --htp-context-length {most} or less"
         )
     per_layer = int(layer_bytes + kv_bytes / config.num_layers)
     ram = _INTEGER_RAM_PER_BYTE if recipe.has_integer_activations else _FLOAT_RAM_PER_BYTE

@@ -89,9 +89,18 @@ def test_a_cache_that_does_not_fit_says_how_long_it_may_be():
         estimated(SMOLLM2, "w8a16", most + 64)
 
 
+def test_a_model_of_several_contexts_has_room_for_cache_in_each():
+    """7B with 4,096 tokens of 8 bits was refused on a chip whose four contexts hold it well."""
+    found = estimated(LLAMA_2_7B, "w8a16", 4096, chips=(OLD,), kv_bits=8)
+    assert len(found.parts) > 3
+    with pytest.raises(ConfigError, match="--htp-context-length"):
+        estimated(LLAMA_2_7B, "w4a16-nbits", 4096)
+    estimated(LLAMA_2_7B, "w4a16-nbits", 2048)
+
+
 def test_an_older_chip_has_less_room():
     estimated(SMOLLM2, "w8a16", 60_000)
-    with pytest.raises(ConfigError, match="Snapdragon 888 has"):
+    with pytest.raises(ConfigError, match="contexts of Snapdragon 888 that"):
         estimated(SMOLLM2, "w8a16", 60_000, chips=(X_ELITE, OLD))
 
 
