@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from omnidraft_npu.acceptance_head import PREFIX, AcceptanceHead
+from omnidraft_npu.acceptance_head import AcceptanceHead
 from omnidraft_npu.bundle import Bundle
 from omnidraft_npu.errors import BundleError, ConfigError
 
-from .adapter_files import AdapterKey, read_adapter, write_adapter
+from .adapter_files import HEAD_PREFIX, AdapterKey, read_adapter, write_adapter
 from .lora_inputs import fit_lora
 from .lora_trainer import new_adapter
 from .peft_files import read_peft, write_peft
@@ -39,7 +39,7 @@ class Imported:
     @property
     def has_head(self) -> bool:
         """Whether an acceptance head came with it."""
-        return any(name.startswith(PREFIX) for name in self.tensors)
+        return any(name.startswith(HEAD_PREFIX) for name in self.tensors)
 
 
 def lora_shapes(bundle: Bundle) -> Shapes:
@@ -98,7 +98,7 @@ def import_adapter(source: Path, bundle: Bundle, key: AdapterKey) -> Imported:
 
 def _completed(tensors: OwnTensors, shapes: Shapes, source: Path) -> OwnTensors:
     """With tensors that change nothing where some are missing; refuses what does not fit."""
-    head = {n: t for n, t in tensors.items() if n.startswith(PREFIX)}
+    head = {n: t for n, t in tensors.items() if n.startswith(HEAD_PREFIX)}
     lora = {n: t for n, t in tensors.items() if n not in head}
     try:
         _check_rank(lora, shapes)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu import acceptance_head
 from omnidraft_npu.bundle import Bundle
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.files import atomic_path
@@ -21,7 +22,7 @@ from omnidraft_npu.manifest import ModelEntry
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 
-HEAD_PREFIX = "head."
+HEAD_PREFIX = acceptance_head.PREFIX
 """Tensors of the acceptance head, which the drafter's graph does not take."""
 
 _UNKNOWN = 1

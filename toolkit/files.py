@@ -55,10 +55,17 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left of `atomic_path`; no other may be writing there now."""
+def remove_leftovers(folder: Path, *, of: str = "") -> None:
+    """Remove what killed writers left of `atomic_path`; no other may be writing there now.
+
+    Args:
+        folder: Which need not exist.
+        of: Name of the file that they wrote; empty for any.
+    """
+    prefix = f".{of}." if of else "."
     for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+        if path.name.startswith(prefix):
+            path.unlink(missing_ok=True)
 
 
 def bytes_of(path: Path) -> int:

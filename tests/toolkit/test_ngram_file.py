@@ -82,6 +82,17 @@ def test_two_processes_that_save_at_the_same_instant_lose_no_count(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_what_a_killed_process_left_half_written_goes_with_the_next_save(store):
+    store.path.parent.mkdir(parents=True)
+    left = store.path.with_name(f".{store.path.name}.abc.tmp")
+    others = store.path.with_name(".another.safetensors.abc.tmp")
+    for path in (left, others):
+        path.write_bytes(b"half")
+    store.save(ENTRIES)
+    assert not left.exists()
+    assert others.exists()
+
+
 def test_nothing_new_is_not_written(store):
     store.save(NgramEntries.EMPTY)
     assert not store.path.parent.exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import BundleError
-from ..files import write_safetensors
+from ..files import remove_leftovers, write_safetensors
 from ..locks import exclusive
 from .ngram_cache import DEFAULT_MAX_BYTES
 from .ngram_entries import NgramEntries
@@ -128,6 +128,7 @@ class NgramStore:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(self.path.with_suffix(".lock"), lambda: None):
+            remove_leftovers(self.path.parent, of=self.own_path.name)
             yield
 
     def read(self) -> NgramEntries:
