@@ -220,6 +220,8 @@ _UNITS = {"text": " tokens", "examples": " tokens", "corpus": " parts"}
 
 
 def _left(seconds: float) -> str:
+    if seconds < 1:
+        return "finishing"
     return f"{seconds:.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"
 
 
