@@ -259,10 +259,13 @@ def test_second_tokens_are_tested_where_drafts_are_accepted(bundle, prompts):
 def test_a_wrong_law_of_the_second_token_is_caught(bundle, prompts, monkeypatch):
     """From the second place of a round on, the law is another temperature's."""
     from omnidraft_npu import verification
+    from omnidraft_npu.token_law import TokenLaw
 
     decide = verification._decide
     monkeypatch.setattr(
-        verification, "_decide", lambda p, i, w, rng: decide(p, i, w**0.6 if i else w, rng)
+        verification,
+        "_decide",
+        lambda p, i, law, rng: decide(p, i, TokenLaw(law.dense**0.6) if i else law, rng),
     )
     arguments = ("--target", "same", "--proposer", "model", "--temperature", "0.3")
     result = verify(bundle, prompts, *TWO, *arguments, "--samples", "400", "--json")
