@@ -50,7 +50,7 @@ class TrainingStep:
         Raises:
             BundleError: it is missing, or no such graph.
         """
-        self._session = open_cpu_session(path, threads=threads)
+        self._session = open_cpu_session(path, threads=threads, keeps_memory=False)
         inputs = {i.name: tuple(i.shape) for i in self._session.get_inputs()}
         self._outputs = [o.name for o in self._session.get_outputs()]
         self.shapes = {n: shape for n, shape in inputs.items() if n.startswith((LORA, HEAD))}

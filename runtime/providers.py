@@ -12,7 +12,11 @@ _ERRORS_ONLY = 3
 
 
 def open_cpu_session(
-    path: Path, *, threads: int | None = None, takes_turns: bool = True
+    path: Path,
+    *,
+    threads: int | None = None,
+    takes_turns: bool = True,
+    keeps_memory: bool = True,
 ) -> ort.InferenceSession:
     """A session whose nodes all run on the CPU provider.
 
@@ -20,6 +24,8 @@ def open_cpu_session(
         path: The graph; its external data lies beside it.
         threads: Threads of one operator; None for one a physical core.
         takes_turns: Whether another session decodes in turn with this one.
+        keeps_memory: Whether what a run took is kept for the next one. Without, a run that is
+            large and rare, such as an update of an adapter, gives it back.
 
     Raises:
         ConfigError: `threads` is below 1.
@@ -36,6 +42,8 @@ def open_cpu_session(
     options.inter_op_num_threads = 1
     options.intra_op_num_threads = threads or 0
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    # A plan of all values of a run puts them side by side in one block; an arena never shrinks.
+    options.enable_mem_pattern = options.enable_cpu_mem_arena = keeps_memory
     # Workers that wait for the next operator spin, as is onnxruntime's default: a target alone
     # decodes about a quarter faster so. Drafter and target have workers of their own, and
     # spinning ones hold the cores that the other session needs: with both cores of a machine in

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ..bundle import Bundle, open_bundle
-from ..manifest import HtpEntry, ModelEntry
+from ..manifest import HtpEntry, ModelEntry, TrainingEntry
 
 
 @click.command(name="inspect")
@@ -53,6 +53,8 @@ def _show(bundle: Bundle) -> None:
     click.echo(f"{bundle.root} (format {manifest.format_version})")
     table_console().print(table)
     for _, model in models:
+        if model.training is not None:
+            click.echo(f"{model.name} learns: {_training_text(model.training)}")
         if model.htp is not None:
             click.echo(f"{model.name} on the NPU: {_htp_text(model.htp)}")
             calibration = model.htp.calibration or "nothing: its activations are floats"
@@ -62,6 +64,16 @@ def _show(bundle: Bundle) -> None:
     click.echo(
         f"{len(manifest.files)} files, {size_text(total)}, written by "
         f"omnidraft-npu {manifest.tool_version}"
+    )
+
+
+def _training_text(training: TrainingEntry) -> str:
+    """What an update changes and learns from, in one line."""
+    error = training.gradient_error
+    checked = "the loss alone" if error is None else f"torch, which they equal within {error:.1e}"
+    return (
+        f"LoRA of rank {training.lora_rank}, {training.batch} responses of at most "
+        f"{training.length} pieces an update; gradients checked against {checked}"
     )
 
 
