@@ -38,6 +38,17 @@ _KEY_WORDS = {
     "rank": "rank",
 }
 _MAX_ANCESTORS = 8
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What reading a JSON document of another form than ours raises."""
+
 _RECORD = re.compile(r"v(\d{4,})\.json")
 
 
@@ -209,7 +220,7 @@ class AdapterStore:
             return [int(v) for v in (document["version"], *document.get("ancestors", []))] + [BASE]
         except FileNotFoundError:
             return [BASE]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except _UNREADABLE as error:
             self._tell(f"{path} cannot be read ({error}): the newest adapter that helps is used")
             helps = [r.version for r in self.records() if not r.is_worse]
             return [*reversed(helps), BASE]
@@ -230,7 +241,7 @@ class AdapterStore:
             document = json.loads(path.read_text(encoding="utf-8"))
             record: AdapterRecord = read_record(AdapterRecord, document, "adapter")
             found = sha256_of(self.path(version))
-        except (OSError, ValueError, BundleError) as error:
+        except (*_UNREADABLE, BundleError) as error:
             raise BundleError(f"{path} cannot be read ({error})") from error
         if record.version != version:
             raise BundleError(f"{path} is the record of {_name(record.version)}")

@@ -207,3 +207,60 @@ def test_a_newer_record_is_passed_over(store, caplog):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"novelty": 1}))
     assert store.records() == []
     assert "novelty" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["current.json", "v0002.json"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "7",
+        "{}",
+        '{"version": null}',
+        '{"version": "two"}',
+        '{"version": 1e999}',
+        '{"version": -2}',
+        '{"version": 2, "ancestors": 1}',
+        '{"version": 2, "ancestors": ["x"]}',
+        "[" * 100_000,
+        "\udcff",
+    ],
+)
+def test_a_document_that_is_none_of_ours_is_said_and_something_whole_used(
+    store, caplog, name, text
+):
+    store.add(tensors(0), parent=BASE)
+    store.add(tensors(1), parent=1)
+    store.use(2)
+    (store.folder / name).write_bytes(text.encode(errors="surrogateescape"))
+    current = store.current
+    assert current in ((2, BASE) if name == "current.json" else (1,))
+    assert caplog.records
+    store.load(current)
+    assert store.add(tensors(2), parent=current).version == 3
+    store.use(3)
+    assert store.current == 3
+
+
+def test_a_bit_that_flips_anywhere_in_a_version_makes_it_one_that_is_not_used(store, rng):
+    store.add(tensors(0), parent=BASE)
+    store.use(1)
+    data = store.path(1).read_bytes()
+    for at in rng.choice(len(data), 40, replace=False):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << int(rng.integers(8))
+        store.path(1).write_bytes(damaged)
+        assert store.current == BASE
+    store.path(1).write_bytes(data)
+    assert store.current == 1
+
+
+def test_a_file_that_is_cut_anywhere_is_refused(tmp_path, rng):
+    write_adapter(tmp_path / "x.onnx_adapter", tensors(), KEY)
+    data = (tmp_path / "x.onnx_adapter").read_bytes()
+    for length in rng.integers(0, len(data), 20):
+        (tmp_path / "y.onnx_adapter").write_bytes(data[:length])
+        with pytest.raises(BundleError, match="can be read"):
+            read_adapter(tmp_path / "y.onnx_adapter", KEY)
