@@ -22,7 +22,9 @@ from omnidraft_npu.draft_length import DraftLength
 from omnidraft_npu.draft_times import DraftTimes, RunningMedian
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.lookup import PromptLookup
+from omnidraft_npu.proposal import Proposal
 from omnidraft_npu.speculative import generate
+from omnidraft_npu.verification import Verdict
 
 SIZE = 40
 
@@ -296,6 +298,27 @@ def test_the_guess_that_knows_more_gets_the_weight(rng):
         calibration.observe([idle, right], rng.random() < right)
     for idle in (0.1, 0.9):
         assert calibration.expected([idle, 0.8]) == pytest.approx(0.8, abs=0.1)
+
+
+def test_a_head_that_knows_more_than_the_drafters_confidence_decides(rng):
+    head = SimpleNamespace(probabilities=lambda hidden: hidden[0])
+    control = DraftLength(head=head, clock=Clock())
+    logits = np.zeros(2, np.float32)  # the drafter is never sure
+
+    def expected(said):
+        control.begin_round(4)
+        control.before_pass()
+        assert control.before_draw(logits, np.array([said])) is None
+        return control._probs[-1]
+
+    assert expected(0.9) == pytest.approx(0.5)
+    for said in rng.uniform(0.02, 0.98, 600):
+        expected(said)
+        is_right = rng.random() < said
+        verdict = Verdict(token_ids=(1,) * (1 + is_right), num_accepted=int(is_right), num_tested=1)
+        control.observe(Proposal(token_ids=(1,)), verdict, draft_s=0.0, rest_s=0.0)
+    assert expected(0.9) > 0.75
+    assert expected(0.1) < 0.25
 
 
 def test_confidence_is_the_likeliest_pieces_probability(rng):
