@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from omnidraft_npu.errors import ConfigError
+
 from ..architecture import DecoderConfig
 from .claim import claim_folder
 from .llama import Llama
@@ -24,7 +26,8 @@ def distill(request: DistillRequest, watcher: Watcher) -> Progress | None:
         How far the training came; None in every process but the first.
 
     Raises:
-        ConfigError: an earlier run is in the way or was asked for other things; no room.
+        ConfigError: an earlier run is in the way or was asked for other things; no room;
+            the folder cannot be written.
         CheckpointError, TokenizerError: the target cannot be a teacher, or a file is damaged.
         PromptError: a corpus file is empty or binary.
     """
@@ -41,14 +44,20 @@ def distill(request: DistillRequest, watcher: Watcher) -> Progress | None:
         drafter_parameters=sum(p.numel() for p in model.parameters()),
         cache_bytes=_cache_bytes(request, target.checkpoint.config),
     )
-    with joined_processes() as processes:
-        claim_folder(request, corpus, processes)
-        text = TextStage(request, target, processes, watcher)
-        text.answer_prompts()
-        text.read_corpus(corpus)
-        del text  # and the teacher with it
-        progress = train_drafter(request, target, model, processes, watcher)
-        return progress if processes.is_first else None
+    try:
+        with joined_processes() as processes:
+            text = TextStage(request, target, processes, watcher)
+            claim_folder(request, corpus, processes)
+            text.answer_prompts()
+            text.read_corpus(corpus)
+            del text  # and the teacher with it
+            progress = train_drafter(request, target, model, processes, watcher)
+            return progress if processes.is_first else None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {request.output} ({error.strerror or error}): free some space and go "
+            "on with --resume, or name another folder with --output"
+        ) from error
 
 
 def _drafter(request: DistillRequest, target: DecoderConfig) -> Llama:

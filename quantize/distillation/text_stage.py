@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from omnidraft_npu.errors import ConfigError
+
 from .processes import Processes
 from .request import DistillRequest, Watcher
 from .target import DistillTarget
@@ -62,8 +64,14 @@ class TextStage:
         processes: Processes,
         watcher: Watcher,
     ) -> None:
+        """Prepare the prompts; nothing is written yet.
+
+        Raises:
+            ConfigError: none of them fits the target's context.
+        """
         self._request, self._target = request, target
         self._processes, self._watcher = processes, watcher
+        self._questions = _questions(request, target)
 
     def answer_prompts(self) -> None:
         """Answer prompts until there is text enough, or no prompt is left.
@@ -73,7 +81,7 @@ class TextStage:
         """
         folder, _ = text_folders(self._request.output)
         folder.mkdir(parents=True, exist_ok=True)
-        questions, wanted = self._questions(), self._request.text_tokens
+        questions, wanted = self._questions, self._request.text_tokens
         for first in itertools.count(0, self._processes.count):
             written = sum(map(shard_tokens, shards_of(folder)))
             self._tell("text", min(written, wanted), wanted)
@@ -137,29 +145,6 @@ class TextStage:
             dtype=self._processes.dtype,
         )
 
-    def _questions(self) -> list[Question]:
-        """Every prompt as the target sees it; those too long are left out."""
-        tokenizer = self._target.tokenizer
-        room = self._target.checkpoint.config.context_length - self._request.max_new_tokens
-        rng = np.random.default_rng(self._request.training.seed)
-        questions = []
-        for number, prompt in enumerate(self._request.all_prompts()):
-            text = prompt.prompt
-            if tokenizer.has_chat_template:
-                text = tokenizer.apply_chat_template([{"role": "user", "content": text}])
-            ids = tokenizer.encode(text, add_special=True)
-            is_warm = rng.integers(_WARM_SHARE) == 0
-            if 0 < len(ids) <= room:
-                question = Question(
-                    task=prompt.task,
-                    prompt=prompt.prompt,
-                    ids=tuple(ids),
-                    temperature=_TEMPERATURE if is_warm else 0.0,
-                    seed=self._request.training.seed * 1_000_003 + number,
-                )
-                questions.append(question)
-        return questions
-
     def _chunks(self, texts: list[str]) -> Iterator[list[int]]:
         limit = min(_CHUNK_TOKENS, self._target.checkpoint.config.context_length)
         for text in texts:
@@ -169,3 +154,36 @@ class TextStage:
     def _tell(self, name: str, done: int, total: int) -> None:
         if self._processes.is_first:
             self._watcher.stage(name, done, total)
+
+
+def _questions(request: DistillRequest, target: DistillTarget) -> list[Question]:
+    """Every prompt as the target sees it; those too long are left out.
+
+    Raises:
+        ConfigError: all of them are.
+    """
+    tokenizer = target.tokenizer
+    room = target.checkpoint.config.context_length - request.max_new_tokens
+    rng = np.random.default_rng(request.training.seed)
+    questions = []
+    for number, prompt in enumerate(request.all_prompts()):
+        text = prompt.prompt
+        if tokenizer.has_chat_template:
+            text = tokenizer.apply_chat_template([{"role": "user", "content": text}])
+        ids = tokenizer.encode(text, add_special=True)
+        is_warm = rng.integers(_WARM_SHARE) == 0
+        if 0 < len(ids) <= room:
+            question = Question(
+                task=prompt.task,
+                prompt=prompt.prompt,
+                ids=tuple(ids),
+                temperature=_TEMPERATURE if is_warm else 0.0,
+                seed=request.training.seed * 1_000_003 + number,
+            )
+            questions.append(question)
+    if not questions:
+        raise ConfigError(
+            f"no prompt and {request.max_new_tokens} new tokens fit the target's "
+            f"{target.checkpoint.config.context_length}: use fewer --max-new-tokens"
+        )
+    return questions

@@ -247,6 +247,11 @@ def test_a_corpus_that_is_no_text_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(target, tmp_path):
+    (tmp_path / "run").write_text("a file")
+    assert f"cannot write {tmp_path / 'run'} (" in only_error(distill(target, tmp_path / "run"), 2)
+
+
 def test_too_little_disk_is_said_before_the_run_starts(target, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(requirements.shutil, "disk_usage", lambda path: usage)
@@ -305,6 +310,8 @@ def test_a_target_without_byte_fallback_is_refused(target, tmp_path, has_fallbac
         (("--vocab-size", "20"), "vocab_size is 20, must be at least"),
         (("--text-tokens", "0"), "text_tokens is 0"),
         (("--max-pieces", "0"), "max_pieces is 0"),
+        (("--batch-size", "0"), "batch_size is 0"),
+        (("--max-new-tokens", "9999"), "no prompt and 9999 new tokens fit the target's "),
         (("--hours", "-1"), "hours is -1"),
         (("--learning-rate", "nan"), "learning_rate is nan"),
         (("--learning-rate", "-1"), "learning_rate is -1"),
@@ -313,6 +320,9 @@ def test_a_target_without_byte_fallback_is_refused(target, tmp_path, has_fallbac
 )
 def test_options_that_cannot_be_are_one_line(target, tmp_path, options, message):
     assert message in only_error(distill(target, tmp_path / "run", *options), 2)
+    written = {path.name for path in (tmp_path / "run").rglob("*")}
+    # How large the vocabulary must be is known when there is text.
+    assert not written or message.startswith("vocab_size")
 
 
 @pytest.mark.slow
