@@ -70,6 +70,21 @@ def test_an_adapted_draft_length_leaves_greedy_text_alone_and_says_why_drafts_en
     assert stats["mean_draft_length"] == stats["proposed"] / stats["rounds"]
 
 
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        ([], "auto"),
+        (["--seed", "1"], "auto"),
+        (["--temperature", "1"], "auto"),
+        (["--temperature", "1", "--seed", "1"], 4),
+        (["--temperature", "1", "--seed", "1", "--draft-length", "auto"], "auto"),
+        (["--draft-length", "3"], 3),
+    ],
+)
+def test_the_draft_length_is_adapted_unless_a_seed_fixes_the_text(bundle, options, length):
+    assert document(run(bundle, "two", "--json", *options))["stats"]["draft_length"] == length
+
+
 @pytest.mark.parametrize("mode", ["auto", "full", "text", "direct", "cache", "paper"])
 def test_sampled_text_is_fixed_by_its_seed(bundle, mode):
     options = ["--json", "--temperature", "1.5", "--draft-mode", mode, "--proposer", "model"]

@@ -11,6 +11,9 @@ from ..config import MAX_ADAPTED_LENGTH, Device, DeviceConfig
 
 DraftLengthChoice = int | Literal["auto"]
 
+SEEDED_LENGTH = 4
+"""Draft length where a seed fixes what is drawn."""
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -70,6 +73,14 @@ def parse_draft_length(text: str) -> DraftLengthChoice:
     return "auto" if text.strip() == "auto" else int(text)
 
 
+def default_draft_length(*, temperature: float, seed: int | None) -> DraftLengthChoice:
+    """Where none is given: `auto`, unless a seed is to give the same text again.
+
+    What is drawn in a round depends on the length of its draft, and that on measured times.
+    """
+    return SEEDED_LENGTH if temperature > 0 and seed is not None else "auto"
+
+
 def draft_length_fields(length: DraftLengthChoice) -> dict[str, Any]:
     """The fields of `DecodeConfig` for a draft length."""
     if length == "auto":
@@ -77,7 +88,11 @@ def draft_length_fields(length: DraftLengthChoice) -> dict[str, Any]:
     return {"max_draft_tokens": length, "adapts_draft_length": False}
 
 
-def _one_draft_length(ctx: click.Context, param: click.Parameter, value: str) -> DraftLengthChoice:
+def _one_draft_length(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> DraftLengthChoice | None:
+    if value is None:
+        return None
     try:
         return parse_draft_length(value)
     except ValueError as error:
@@ -90,10 +105,8 @@ draft_length_option = click.option(
     "draft_length",
     metavar="auto|INTEGER",
     callback=_one_draft_length,
-    default="4",
-    show_default=True,
-    help="Drafter tokens proposed in each round; `auto`: as many as pay by measured times, so "
-    "that a --seed fixes the law of what is drawn and not the text.",
+    help="Drafter tokens proposed in each round; `auto`: as many as pay by measured times. "
+    f"[default: auto; {SEEDED_LENGTH} where a --seed fixes the text, which times would change]",
 )
 
 

@@ -12,6 +12,7 @@ import click
 from ..errors import ConfigError, PromptError
 from .decoding_options import (
     bundle_options,
+    default_draft_length,
     device_options,
     draft_length_fields,
     draft_length_option,
@@ -59,7 +60,7 @@ def command(
     bundle: Path | None,
     target: str | None,
     max_new_tokens: int,
-    draft_length: "DraftLengthChoice",
+    draft_length: "DraftLengthChoice | None",
     draft_mode: "DraftMode",
     proposer: "ProposerName",
     temperature: float,
@@ -95,6 +96,8 @@ def command(
     """
     from ..config import DecodeConfig, SamplingConfig
 
+    if draft_length is None:
+        draft_length = default_draft_length(temperature=temperature, seed=seed)
     config = DecodeConfig(
         max_new_tokens=max_new_tokens,
         **draft_length_fields(draft_length),
