@@ -131,7 +131,8 @@ def test_running_out_of_prompts_is_said(target, tmp_path, caplog):
 
 
 def test_corpus_chunks_are_read_whole(target, tmp_path):
-    request, recorded = DistillRequest(target=target.checkpoint.path, output=tmp_path), Recorded()
+    recorded = Recorded()
+    request = DistillRequest(target=target.checkpoint.path, output=tmp_path, max_new_tokens=6)
     stage = TextStage(request, target, Alone(0, 1, torch.device("cpu")), recorded)
     text = "the small drafter proposes. " * 60
     stage.read_corpus([text])
