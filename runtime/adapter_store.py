@@ -11,7 +11,6 @@ import dataclasses
 import json
 import logging
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ import numpy.typing as npt
 
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.files import bytes_of, remove_leftovers, sha256_of, write_json
-from omnidraft_npu.manifest import read_record
 
 from .adapter_files import AdapterKey, Tensors, check_tensors, read_adapter, write_adapter
+from .adapter_record import UNREADABLE, AdapterRecord, read_adapter_record
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
 BASE = 0
 """The version without an adapter."""
 
@@ -38,45 +36,7 @@ _KEY_WORDS = {
     "rank": "rank",
 }
 _MAX_ANCESTORS = 8
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
-"""What reading a JSON document of another form than ours raises."""
-
 _RECORD = re.compile(r"v(\d{4,})\.json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterRecord:
-    """What is known of a version."""
-
-    format_version: int = FORMAT_VERSION
-    version: int
-    parent: int
-    """The version that it goes on from; `BASE` for the drafter as it was exported."""
-    key: AdapterKey
-    sha256: str
-    """Of the `.onnx_adapter` file."""
-    num_examples: int = 0
-    """Responses that it learned from, its parents' left out."""
-    num_updates: int = 0
-    acceptance_before: float | None = None
-    """Of drafts on held-back responses with the parent; None where it was not measured."""
-    acceptance_after: float | None = None
-    origin: str = "learned"
-    """`learned`, or what it was imported from."""
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether it was measured to draft worse than its parent."""
-        before, after = self.acceptance_before, self.acceptance_after
-        return before is not None and after is not None and after < before
 
 
 class AdapterStore:
@@ -220,7 +180,7 @@ class AdapterStore:
             return [int(v) for v in (document["version"], *document.get("ancestors", []))] + [BASE]
         except FileNotFoundError:
             return [BASE]
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self._tell(f"{path} cannot be read ({error}): the newest adapter that helps is used")
             helps = [r.version for r in self.records() if not r.is_worse]
             return [*reversed(helps), BASE]
@@ -236,18 +196,7 @@ class AdapterStore:
         return found
 
     def _record(self, version: int) -> AdapterRecord:
-        path = self._record_path(version)
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            record: AdapterRecord = read_record(AdapterRecord, document, "adapter")
-            found = sha256_of(self.path(version))
-        except (*_UNREADABLE, BundleError) as error:
-            raise BundleError(f"{path} cannot be read ({error})") from error
-        if record.version != version:
-            raise BundleError(f"{path} is the record of {_name(record.version)}")
-        if found != record.sha256:
-            raise BundleError(f"{self.path(version)} was changed since it was written")
-        return record
+        return read_adapter_record(self._record_path(version), version, self.path(version))
 
     def _check_key(self, record: AdapterRecord) -> None:
         for field, what in _KEY_WORDS.items():

@@ -13,7 +13,8 @@ from ..manifest import ModelEntry
 from ..state_folder import adapters_path, replay_path
 
 if TYPE_CHECKING:
-    from omnidraft_npu.runtime.adapter_store import AdapterRecord, AdapterStore
+    from omnidraft_npu.runtime.adapter_record import AdapterRecord
+    from omnidraft_npu.runtime.adapter_store import AdapterStore
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,71 @@
+"""What is known of an adapter version: the document beside its file."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnidraft_npu.errors import BundleError
+from omnidraft_npu.files import sha256_of
+from omnidraft_npu.manifest import read_record
+
+from .adapter_files import AdapterKey
+
+FORMAT_VERSION = 1
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What reading a JSON document of another form than ours raises."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRecord:
+    """What is known of a version."""
+
+    format_version: int = FORMAT_VERSION
+    version: int
+    parent: int
+    """The version that it goes on from; `BASE` for the drafter as it was exported."""
+    key: AdapterKey
+    sha256: str
+    """Of the `.onnx_adapter` file."""
+    num_examples: int = 0
+    """Responses that it learned from, its parents' left out."""
+    num_updates: int = 0
+    acceptance_before: float | None = None
+    """Of drafts on held-back responses with the parent; None where it was not measured."""
+    acceptance_after: float | None = None
+    origin: str = "learned"
+    """`learned`, or what it was imported from."""
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it was measured to draft worse than its parent."""
+        before, after = self.acceptance_before, self.acceptance_after
+        return before is not None and after is not None and after < before
+
+
+def read_adapter_record(path: Path, version: int, adapter: Path) -> AdapterRecord:
+    """The record of a version whose file is whole.
+
+    Raises:
+        BundleError: the record cannot be read or is of another version, or the file is not the
+            one that it was written for.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        record: AdapterRecord = read_record(AdapterRecord, document, "adapter")
+        found = sha256_of(adapter)
+    except (*UNREADABLE, BundleError) as error:
+        raise BundleError(f"{path} cannot be read ({error})") from error
+    if record.version != version:
+        raise BundleError(f"{path} is the record of version {record.version}")
+    if found != record.sha256:
+        raise BundleError(f"{adapter} was changed since it was written")
+    return record
