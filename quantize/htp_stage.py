@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from omnidraft_npu.chips.table import Chip
@@ -160,7 +160,13 @@ def _estimate(model: HtpModel) -> HtpEstimate:
     )
 
 
-def build_htp(model: HtpModel, root: Path, folder: str, rounded: Path, tell: Tell) -> Facts:
+def build_htp(
+    model: HtpModel,
+    root: Path,
+    folder: str,
+    rounded: Path,
+    tell: Callable[[str, int, int], None],
+) -> Facts:
     """Write the static graphs of a model.
 
     Args:
@@ -185,7 +191,7 @@ def build_htp(model: HtpModel, root: Path, folder: str, rounded: Path, tell: Tel
         parts=parts,
         calibration=model.request.options.calibration,
         rounded=rounded,
-        tell=lambda step, done, total: tell(done, total),
+        tell=tell,
     )
     _tell_loss(model.name, recipe, made)
     graphs = [_relative(own, root, folder) for own in made.parts]
@@ -242,11 +248,13 @@ def export_htp(model: HtpModel, folder: str, stages: Stages, progress: Report) -
         ExportError: QNN cannot compile a graph.
     """
     place = f"{folder}/htp"
+    name, rounded = f"{model.name} for the NPU", stages.scratch(f"{place}/rounded")
+
+    def tell(step: str, done: int, total: int) -> None:
+        progress(f"{name}, {step}", done, total)
+
     facts = stages.run(
-        f"{model.name} for the NPU",
-        place,
-        lambda root, tell: build_htp(model, root, place, stages.scratch(f"{place}/rounded"), tell),
-        progress,
+        name, place, lambda root, _: build_htp(model, root, place, rounded, tell), progress
     )
     entry: HtpEntry = read_record(HtpEntry, facts, "htp")
     pieces = [

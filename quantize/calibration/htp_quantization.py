@@ -105,6 +105,7 @@ def quantize_htp_decoder(
         for i, (place, piece) in enumerate(zip(places, pieces, strict=True)):
             tell("graphs", i, len(places))
             made.append(_finish(build_htp_decoder(config, tensors, place, piece), options))
+        tell("graphs", len(places), len(places))
         return QuantizedGraphs(parts=tuple(made))
     longest = max(options.lengths)
     window = min(_WINDOW, options.context_length) // longest * longest
@@ -137,6 +138,7 @@ def quantize_htp_decoder(
             comparison.add(source[longest], graphs[longest], layers[i])
             shutil.rmtree(scratch / "float")
             made.append(_finish(graphs, options))
+        tell("graphs", len(places), len(places))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if rounded is not None:
