@@ -147,7 +147,8 @@ class Learner:
         self._tools = tools = self._tools or self._open_tools()
         trainer, current = self._resume(tools.step)
         updates = [
-            _update(trainer, rows, pause) for rows in self._examples.batches(new, tools.step)
+            self._update(trainer, rows, tools.judge, pause)
+            for rows in self._examples.batches(new, tools.step)
         ]
         losses = [update.loss for update in updates]
         is_sound = all(update.norm is not None for update in updates)
@@ -229,15 +230,20 @@ class Learner:
         self._progress, self._trainer, self._state = progress, trainer, {}
         return replace(lesson, version=adapter.version)
 
+    def _update(
+        self, trainer: LoraTrainer, rows: list[Example], judge: Judge, pause: Pause
+    ) -> Update:
+        """One step, begun anew after each time that it was called off."""
+        pause()
+        weights = None
+        if self.config.loss == "near":
+            weights = judge.overlaps(trainer.lora, rows)
+        while True:
+            with contextlib.suppress(InterruptedError):
+                return trainer.update(rows, weights)
+            pause()
+
     def _tell(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
             logger.warning("%s", message)
-
-
-def _update(trainer: LoraTrainer, rows: list[Example], pause: Pause) -> Update:
-    """One step, begun anew after each time that it was called off."""
-    while True:
-        pause()
-        with contextlib.suppress(InterruptedError):
-            return trainer.update(rows)

@@ -84,9 +84,10 @@ def open_adapter(
         target: What is drafted for.
         inputs: Shapes of the LoRA inputs of the graph that will draft.
     """
-    key = AdapterKey.of(bundle, target)
-    if not key.rank:
+    graph = bundle.manifest.drafter.graphs.get("cpu")
+    if graph is None or not graph.lora_rank:
         return AdapterInUse()
+    key = AdapterKey.of(bundle, target)
     found = AdapterInUse(AdapterStore(adapters_path(bundle.root, target.name), key))
     found.load(inputs)
     return found

@@ -17,7 +17,9 @@ NUM_TOP = 32
 class LearnerConfig:
     """When a drafter learns, from what, and how fast."""
 
-    loss: Loss = "trie"
+    loss: Loss = "near"
+    """`near` learns most where the drafter is nearly right: `trie` alone first flattens its law,
+    which costs acceptance before it gains some."""
     batch: int = 8
     """New responses that make a lesson."""
     passes: int = 2

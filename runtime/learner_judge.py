@@ -72,6 +72,11 @@ class Judge:
             greedy=float(tokens.mean()), sampled=float(pieces.mean()), num_tokens=len(tokens)
         )
 
+    def overlaps(self, lora: Tensors, examples: Iterable[Example]) -> list[npt.NDArray[np.float32]]:
+        """``[response]`` overlap of the laws at every piece of each example with a piece before."""
+        self._lm.set_lora(lora)
+        return [self._one(example)[1] for example in examples]
+
     def _one(self, example: Example) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
         """``[tokens]`` whether each would be drafted, ``[pieces]`` overlap of the laws."""
         lm = self._lm

@@ -42,7 +42,7 @@ class Lesson:
 
 
 def judged(before: Acceptance | None, after: Acceptance | None, min_judged: int) -> Outcome:
-    """Whether an adapter is kept: it must draft better than the one in use.
+    """Whether an adapter is kept: it must draft better than the one in use, and nowhere worse.
 
     One that drafts hardly worse, as may come of chance, is trained on.
 
@@ -55,6 +55,7 @@ def judged(before: Acceptance | None, after: Acceptance | None, min_judged: int)
         return "continued"
     if not math.isfinite(after.mean):
         return "skipped"
-    if after.mean > before.mean:
+    is_worse = after.greedy < before.greedy or after.sampled < before.sampled
+    if after.mean > before.mean and not is_worse:
         return "kept"
     return "rolled back" if after.mean < before.mean - after.chance else "continued"

@@ -22,7 +22,7 @@ from .providers import open_cpu_session
 logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]
-Loss = Literal["trie", "reverse", "paper"]
+Loss = Literal["near", "trie", "reverse", "paper"]
 
 LORA = "lora."
 _DATA = ("pieces", "law_ids", "law_probs", "forward_weight", "reverse_weight")
@@ -86,7 +86,12 @@ class TrainingStep:
         self._options.terminate = True
 
     def batch_of(
-        self, examples: Sequence[Example], loss: Loss = "trie", *, is_joint: bool = False
+        self,
+        examples: Sequence[Example],
+        loss: Loss = "trie",
+        *,
+        weights: Sequence[Floats] | None = None,
+        is_joint: bool = False,
     ) -> dict[str, npt.NDArray[Any]]:
         """Examples as the graph wants them.
 
@@ -95,9 +100,11 @@ class TrainingStep:
 
         Args:
             examples: At most as many as a batch holds.
-            loss: `trie`, the forward divergence from the law at every piece; `reverse`, the
-                reverse one; `paper`, the reverse one where a piece is a whole token, and 0.2 of
-                the negative log-likelihood of the pieces of other tokens.
+            loss: `trie`, the forward divergence from the law at every piece; `near`, the same
+                by the weights; `reverse`, the reverse one; `paper`, the reverse one where a
+                piece is a whole token, and 0.2 of the negative log-likelihood of the pieces of
+                other tokens.
+            weights: ``[response]`` for each example, of the loss `near`.
             is_joint: Whether the head's loss moves the adapter too.
 
         Raises:
@@ -120,6 +127,9 @@ class TrainingStep:
         }
         for row, example in enumerate(examples):
             self._fill(batch, row, example, loss)
+            if weights is not None and len(weights[row]):
+                end = min(len(example.pieces), self.length) - 1
+                batch["forward_weight"][row, end - len(weights[row]) : end] *= weights[row]
         return batch
 
     def _fill(
@@ -192,18 +202,28 @@ class LoraTrainer:
         return {n: t.copy() for one in self._optimizers for n, t in one.tensors.items()}
 
     @property
+    def lora(self) -> Tensors:
+        """What the drafter is fed of it, no copy."""
+        return self._optimizers[0].tensors
+
+    @property
     def num_steps(self) -> int:
         """Steps of the optimiser so far."""
         return self._optimizers[0].num_steps
 
-    def update(self, examples: Sequence[Example]) -> Update:
+    def update(
+        self, examples: Sequence[Example], weights: Sequence[Floats] | None = None
+    ) -> Update:
         """One step on a batch of examples; a loss that is no number is said, and skipped.
+
+        Args:
+            examples, weights: See `TrainingStep.batch_of`.
 
         Raises:
             InterruptedError: the graph's run was called off; nothing has changed.
         """
         started = time.perf_counter()
-        batch = self._step.batch_of(examples, self._loss, is_joint=self._is_joint)
+        batch = self._step.batch_of(examples, self._loss, weights=weights, is_joint=self._is_joint)
         tensors = {n: t for one in self._optimizers for n, t in one.tensors.items()}
         loss, gradients = self._step.run(batch, tensors)
         norm = None

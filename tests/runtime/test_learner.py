@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -256,6 +257,12 @@ def test_what_drafts_worse_is_rolled_back(bundle, monkeypatch):
     assert adapter.version == lesson.version
 
 
+@pytest.mark.parametrize("loss", ["trie", "reverse", "paper"])
+def test_the_other_losses_teach_too(bundle, loss):
+    lessons, _ = teach(bundle, replace(FAST, loss=loss), rounds=2)
+    assert lessons[1].loss < lessons[0].loss
+
+
 def test_a_lesson_that_is_broken_off_is_given_anew(original, tmp_path):
     _, expected = teach(shutil.copytree(original, tmp_path / "whole"), rounds=1)
     broken = shutil.copytree(original, tmp_path / "broken")
@@ -423,6 +430,12 @@ def test_better_is_kept_and_worse_than_by_chance_rolled_back(after, num_tokens, 
     )
     assert judged(before, then, 20) == outcome
     assert judged(None, None, 20) == "continued"
+
+
+def test_what_is_better_for_greedy_decoding_but_worse_for_sampling_is_not_kept():
+    before = Acceptance(greedy=0.4, sampled=0.3, num_tokens=1000)
+    after = Acceptance(greedy=0.5, sampled=0.29, num_tokens=1000)
+    assert judged(before, after, 20) == "continued"
 
 
 def until(is_true, seconds=60):

@@ -50,9 +50,10 @@ def test_updates_on_the_same_examples_lower_their_loss(step):
 
 def test_a_new_adapter_changes_nothing(step):
     trainer = LoraTrainer(step, FAST)
-    zeros = {name: np.zeros_like(tensor) for name, tensor in trainer.tensors.items()}
+    zeros = {n: t * np.float32(n.startswith("head.")) for n, t in trainer.tensors.items()}
     batch = step.batch_of(EXAMPLES)
-    assert step.run(batch, trainer.tensors)[0] == step.run(batch, zeros)[0]
+    loss, _ = step.run(batch, trainer.tensors)
+    assert step.run(batch, zeros)[0] == pytest.approx(loss, rel=1e-6)
 
 
 def test_the_same_updates_give_the_same_adapter(step):
@@ -80,6 +81,15 @@ def test_a_law_stands_before_the_piece_that_it_is_about(step):
     np.testing.assert_array_equal(batch["forward_weight"][0], expected)
     np.testing.assert_array_equal(batch["law_ids"][0, 1:6, 0], batch["pieces"][0, 2:7])
     assert not batch["forward_weight"][1:].any()
+
+
+def test_weights_belong_to_the_last_pieces(step):
+    one = example(0, num_context=2, num_response=5)
+    weights = [np.float32([0.1, 0.2, 0.3, 0.4, 0.5]), np.zeros(0, np.float32)]
+    lone = example(0, num_context=0, num_response=1)
+    batch = step.batch_of([one, lone], "near", weights=weights)
+    np.testing.assert_allclose(batch["forward_weight"][0, 1:6], weights[0])
+    assert not batch["forward_weight"][1].any()
 
 
 @pytest.mark.parametrize("num_response", [15, 16, 17, 40])
