@@ -18,7 +18,8 @@ from omnidraft_npu.manifest import FileEntry, Manifest, ModelEntry
 from omnidraft_npu.memory import available_bytes
 from omnidraft_npu.progress import Report
 
-from .htp_stage import HtpModel, check_htp, export_htp
+from .htp_model import HtpModel, check_htp
+from .htp_stage import export_htp
 from .model_stage import ModelRequest, PreparedModel, export_model, prepare_model
 from .placing import check_output, put_in_place
 from .preflight import check_disk, size_text

@@ -17,7 +17,8 @@ from omnidraft_npu.qnn.binary import check_context_binary
 from omnidraft_npu.quantize import export as export_module
 from omnidraft_npu.quantize import htp_stage
 from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
-from omnidraft_npu.quantize.htp_request import HtpOptions
+from omnidraft_npu.quantize.htp_model import HtpModel, check_htp
+from omnidraft_npu.quantize.htp_request import HtpOptions, HtpRequest
 from omnidraft_npu.quantize.recipes import recipe_for
 
 pytest.importorskip("onnxruntime_qnn")
@@ -241,12 +242,12 @@ def test_what_may_disappoint_is_said_before_any_work(checkpoints, tmp_path, monk
 def test_adapters_are_refused_on_a_chip_that_computes_nothing_in_fp16(checkpoints):
     """v68 has integers only, and the branch of an adapter stays in floats."""
     checkpoint = open_checkpoint(checkpoints / "drafter")
-    request = htp_stage.HtpRequest(
+    request = HtpRequest(
         chips=(find_chip("888"),),
         recipe=recipe_for(find_chip("888"), "drafter"),
         options=HtpOptions(soc=("888",)),
     )
-    model = htp_stage.HtpModel(
+    model = HtpModel(
         name="it",
         request=request,
         checkpoint=checkpoint,
@@ -256,8 +257,8 @@ def test_adapters_are_refused_on_a_chip_that_computes_nothing_in_fp16(checkpoint
         has_hidden_states=False,
     )
     with pytest.raises(ConfigError, match="no source claims for Snapdragon 888: leave out --soc"):
-        htp_stage.check_htp(model, None)
-    htp_stage.check_htp(dataclasses.replace(model, lora_rank=0), None)
+        check_htp(model, None)
+    check_htp(dataclasses.replace(model, lora_rank=0), None)
 
 
 def test_too_little_disk_is_one_line_before_any_work(
