@@ -35,7 +35,7 @@ class RoundCosts:
         """
         gains = self.worth * survival * expected - (self.rest[num + 1] - self.rest[num])
         gain_of_one = float(np.maximum(gains, 0).mean())
-        gain_of_one -= self.drafting[num + 1] - self.drafting[num]
+        gain_of_one -= float(self.drafting[num + 1] - self.drafting[num])
         return max(gain_of_one, self._gain(num, survival))
 
     def gain_of_piece(self, num: int, survival: float) -> float:

@@ -1,5 +1,6 @@
 """How long drafts are: another piece is drafted where it promises more time than it costs."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -166,8 +167,10 @@ class DraftLength:
         num_passes = len(self._probs) + (self._left_out is not None)
         self._observe_drafting(num_passes, draft_s)
         if self._costs is not None and num_passes:
-            spent_s = self._costs.drafting[num_passes] + self._costs.rest_of_lookup[num_tokens]
-            self._switch.observe(len(verdict.token_ids) * self._costs.rest[0] - spent_s)
+            usual_s = float(self._times.rest(np.array([float(num_tokens)]))[0])
+            spent_s = self._costs.drafting[num_passes]
+            spent_s += usual_s if math.isfinite(usual_s) else rest_s
+            self._switch.observe(float(len(verdict.token_ids) * self._costs.rest[0] - spent_s))
         if proposal.source == "lookup":
             key = min(self._num_matched, max(self._by_match))
             if key and num_tokens:

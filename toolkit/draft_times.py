@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+_FIRST_REACH = 8
+"""Drafts that may be tried before more than none were measured."""
 _KEPT = 9
 """Latest measurements that a median is of."""
 
@@ -81,7 +83,8 @@ class DraftTimes:
         """Seconds of the rest of a round by its number of drafts, which may be fractional.
 
         Between lengths that were measured the time is interpolated; past the longest, it goes
-        on rising as it did on average. A length measured once only is not trusted.
+        on rising as it did on average, and past four times as much it is infinite: lengths are
+        tried step by step. A length measured once only is not trusted.
         """
         known = sorted(k for k, median in self._rest.items() if median.num > 1)
         if not known:
@@ -91,4 +94,6 @@ class DraftTimes:
         if len(known) > 1:
             slope = max(0.0, (times[-1] - times[0]) / (known[-1] - known[0]))
         found: Floats = np.interp(num_drafts, known, times)
-        return found + slope * np.maximum(0, num_drafts - known[-1])
+        found += slope * np.maximum(0, num_drafts - known[-1])
+        found[num_drafts > max(_FIRST_REACH, 4 * known[-1])] = np.inf
+        return found

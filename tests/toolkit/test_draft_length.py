@@ -244,6 +244,7 @@ def test_the_rest_of_a_round_is_interpolated_and_goes_on_as_it_rose():
     times.observe_rest(2, 1.0)
     np.testing.assert_allclose(times.rest(np.array([1, 2, 3.0])), [1, 1, 2])
     assert (times.num_plain, times.num_drafted) == (2, 4)
+    assert times.rest(np.array([16, 16.5])).tolist() == [9, np.inf]  # tried step by step
 
 
 def test_times_of_pieces_add_up():
