@@ -15,6 +15,7 @@ Rows are appended to ROWS as they are made; prompts that have one there are left
 """
 
 import argparse
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -23,17 +24,16 @@ from pathlib import Path
 import hard_pair
 import numpy as np
 
+from omnidraft_npu.bridge import walk
 from omnidraft_npu.commands.measuring import encode_prompts
 from omnidraft_npu.config import SamplingConfig
 from omnidraft_npu.prompts import builtin_prompts, first_of_each, read_prompts
 from omnidraft_npu.proposal import STOP, Proposal
 from omnidraft_npu.runtime.session import Session, open_session
 from omnidraft_npu.sampling import Draw, TargetLaw, TargetRows
-from omnidraft_npu.token_law import Sampler
 from omnidraft_npu.verification import verify
 
 MODES = ("direct", "full")
-_MOST_BRANCHES = 4096
 Sums = dict[str, list[float]]
 
 
@@ -58,6 +58,8 @@ class Pair:
         if arguments.text:
             encoder = hard_pair.open_pieces(arguments)
             self.proposers = hard_pair.drafters(pair, encoder)
+        self.starts = CoupledStarts(max(arguments.pieces, pair.drafter.vocabulary.size))
+        walk._draw_start = self.starts
         self.target = pair.target.graph.begin()
         self.lengths = pair.target.vocabulary.lengths.astype(np.float64)
         self.stops = frozenset(pair.target.entry.eos_token_ids)
@@ -86,6 +88,7 @@ class Pair:
                 if sampling.temperature > 0:
                     rng = np.random.default_rng((sampling.seed, turn))
                     draw = Draw(sampling=sampling, rng=rng)
+                    self.starts.begin(sampling.seed, turn)
                 proposal = self.proposers[mode].propose(k, draw)
                 drafts = proposal.token_ids
                 if drafts not in scored:
@@ -114,7 +117,7 @@ class Pair:
         """Accepted drafts and bytes that verification of these drafts yields on average."""
         reach, accepted, num_bytes = 1.0, 0.0, 0.0
         for i in range(len(proposal.token_ids) + 1):
-            weights = rows.weights(i).astype(np.float64)
+            weights = rows.law(i).dense.astype(np.float64)
             num_bytes += reach * float(weights @ self.lengths) / float(weights.sum())
             if i < len(proposal.token_ids):
                 reach *= acceptance(proposal, i, weights)
@@ -139,16 +142,41 @@ def acceptance(proposal: Proposal, i: int, weights: np.ndarray) -> float:
     return prob * float(weights[proposal.token_ids[i]]) / max(mass, 1e-300)
 
 
-def draw_by_noise(sampler: Sampler, rng: np.random.Generator) -> int:
-    """An index by its weight: equal noise gives equal indices where the weights are near.
+class CoupledStarts:
+    """Draws what begins a token by noise on every piece, which is equal in all modes.
 
-    Draws among a node's few branches, which only one of the modes has, do not shift the
-    noise of those among all pieces.
+    So modes draw equal pieces where their laws are near. Takes the place of the walk's own draw.
     """
-    size = len(sampler._weights)
-    source = rng if size > _MOST_BRANCHES else rng.spawn(1)[0]
-    with np.errstate(divide="ignore"):
-        return int((np.log(sampler._weights) + source.gumbel(size=size)).argmax())
+
+    def __init__(self, num_pieces: int) -> None:
+        """Give every one of these pieces its noise."""
+        self._num_pieces = num_pieces
+        self._draw = walk._draw_start
+
+    def begin(self, *seed: int) -> None:
+        """Begin a round."""
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, pieces, weights, starts, aliases, draw):  # type: ignore[no-untyped-def]
+        """See `walk._draw_start`."""
+        noise = self._rng.gumbel(size=self._num_pieces)[pieces]
+        sums = np.cumsum(weights, dtype=np.float64)
+        if len(sums) and sums[-1] > 0:
+            with np.errstate(divide="ignore"):
+                at = int((np.log(weights) + noise).argmax())
+            draw = dataclasses.replace(draw, rng=Fixed((sums[at] - weights[at] / 2) / sums[-1]))
+        return self._draw(pieces, weights, starts, aliases, draw)
+
+
+class Fixed:
+    """Stands in for a generator that gives one number."""
+
+    def __init__(self, number: float) -> None:
+        self._number = number
+
+    def random(self) -> float:
+        """The number."""
+        return self._number
 
 
 def gain(rows: Sequence[dict], picked: Sequence[int]) -> float:
@@ -197,7 +225,6 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.tokenizer = None
     start = time.monotonic()
-    Sampler.draw = draw_by_noise
     rows: list[dict] = []
     if arguments.rows.exists():
         rows = [json.loads(line) for line in arguments.rows.read_text().splitlines()]
