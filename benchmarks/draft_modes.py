@@ -9,7 +9,8 @@ not drawn: the probability that the first i drafts are accepted, times the mean 
 token of the target's law there. (Whatever was drafted, the next token has that law.) Modes
 take turns in moving the context on. A drafter pass a piece, the drafter alone.
 
-With --text the drafter is made one of few pieces, as `hard_pair.py` does it.
+With --text the drafter is made one of few pieces, with --tokenizer one of another tokenizer's,
+as `hard_pair.py` does it.
 
 Rows are appended to ROWS as they are made; prompts that have one there are left out.
 """
@@ -55,7 +56,7 @@ class Pair:
         self.session = sessions["full"]
         pair = self.session.pair
         self.proposers = {mode: one.pair.new_proposer() for mode, one in sessions.items()}
-        if arguments.text:
+        if arguments.text or arguments.tokenizer:
             encoder = hard_pair.open_pieces(arguments)
             self.proposers = hard_pair.drafters(pair, encoder)
         self.starts = CoupledStarts(max(arguments.pieces, pair.drafter.vocabulary.size))
@@ -220,6 +221,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--text", type=Path, nargs="+", help="Draft in pieces learned from these.")
     parser.add_argument("--pieces", type=int, default=8192)
+    parser.add_argument("--tokenizer", type=Path, help="Draft in the pieces of this folder's.")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="Stop after these.")
     arguments = parser.parse_args()
