@@ -69,6 +69,7 @@ def measure(
     proposer: ProposerName = "cascade",
     draft_mode: DraftMode = "auto",
     devices: DeviceConfig = DEFAULT_DEVICES,
+    state: Path | None = None,
     repeats: int = 3,
     report: Report,
 ) -> BenchResult:
@@ -86,6 +87,7 @@ def measure(
         threads: Threads of one operator.
         proposer, draft_mode: What drafts, and how; see `open_session`.
         devices: Where they run.
+        state: Folder with the `state/` to use; None for the bundle's own.
         repeats: Responses to each prompt.
         report: Told of progress.
 
@@ -106,6 +108,7 @@ def measure(
         proposer=proposer,
         draft_mode=draft_mode,
         devices=devices,
+        state=state,
     )
     session.make_room(max(map(len, prompts)))  # as `encode` did for the target alone
     drafted = {
@@ -139,18 +142,19 @@ def _measure_setting(
     report: Report,
 ) -> tuple[Measurement, ...]:
     few = min(_WARM_UP_TOKENS, config.max_new_tokens)
-    _decode(session, prompts[0], dataclasses.replace(config, max_new_tokens=few))
+    decode_prompt(session, prompts[0], dataclasses.replace(config, max_new_tokens=few))
     runs: list[list[Run]] = [[] for _ in prompts]
     total = repeats * len(prompts)
     for repeat in range(repeats):
         for i, prompt in enumerate(prompts):
-            runs[i].append(_decode(session, prompt, config))
+            runs[i].append(decode_prompt(session, prompt, config))
             report(stage, repeat * len(prompts) + i + 1, total)
     peak = peak_rss_bytes()
     return tuple(Measurement(runs=tuple(one), peak_rss_bytes=peak) for one in runs)
 
 
-def _decode(session: Session, prompt: Sequence[int], config: DecodeConfig) -> Run:
+def decode_prompt(session: Session, prompt: Sequence[int], config: DecodeConfig) -> Run:
+    """One response, from an empty cache."""
     session.reset()
     token_ids: list[int] = []
     last = None

@@ -88,6 +88,6 @@ def open_adapter(
     if graph is None or not graph.lora_rank:
         return AdapterInUse()
     key = AdapterKey.of(bundle, target)
-    found = AdapterInUse(AdapterStore(adapters_path(bundle.root, target.name), key))
+    found = AdapterInUse(AdapterStore(adapters_path(bundle.state_root, target.name), key))
     found.load(inputs)
     return found

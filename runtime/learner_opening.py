@@ -48,10 +48,10 @@ def open_learner(
         raise ValueError("this pair has no graph to learn with")
     target = pair.target.entry
     buffer = ReplayBuffer(
-        folder=replay_path(bundle.root, target.name),
+        folder=replay_path(bundle.state_root, target.name),
         pair=f"{drafter.entry.tokenizer_sha256}-{target.tokenizer_sha256}",
     )
-    with learning(bundle.root, target.name):
+    with learning(bundle.state_root, target.name):
         yield Learner(
             config,
             maker=lambda: _maker(pair, bundle, drafter),

@@ -158,9 +158,10 @@ def open_pair(
     proposer: ProposerName = "cascade",
     draft_mode: DraftMode = "auto",
     devices: DeviceConfig = DEFAULT_DEVICES,
+    state: Path | None = None,
 ) -> OpenedPair:
     """The models of a bundle that a conversation needs; see `open_session`."""
-    bundle = open_bundle(bundle_path)
+    bundle = replace(open_bundle(bundle_path), elsewhere=state)
     has_drafter = use_drafter and proposer != "lookup"
     settings = {"devices": devices, "threads": threads, "takes_turns": has_drafter}
     opened = _open_model(bundle, bundle.target(target), devices.target_device, **settings)
@@ -188,7 +189,7 @@ def open_pair(
             trie = SpellingTrie.build(direct, opened.entry.vocab_size)
         else:
             store = NgramStore(
-                path=ngrams_path(bundle.root, opened.entry.name), key=PairKey(**hashes)
+                path=ngrams_path(bundle.state_root, opened.entry.name), key=PairKey(**hashes)
             )
             learned = LearnedSpellings(direct=direct, store=store)
     return OpenedPair(

@@ -214,6 +214,7 @@ def open_session(
     proposer: ProposerName = "cascade",
     draft_mode: DraftMode = "auto",
     devices: DeviceConfig = DEFAULT_DEVICES,
+    state: Path | None = None,
 ) -> Session:
     """A conversation with a target of a bundle, and the bundle's drafter at its side.
 
@@ -230,6 +231,7 @@ def open_session(
             and as `full` when sampling; `paper`, all runs, verified by the paper's rule,
             which only greedy decoding makes exact.
         devices: Where they run.
+        state: Folder with the `state/` to use; None for the bundle's own.
 
     Raises:
         DeviceError: the NPU was insisted on and cannot be had.
@@ -245,6 +247,7 @@ def open_session(
         proposer=proposer,
         draft_mode=draft_mode,
         devices=devices,
+        state=state,
     )
     return Session(pair)
 

@@ -158,7 +158,7 @@ def test_the_target_is_measured_before_the_drafter_is_opened(bundle, prompts, mo
     from omnidraft_npu.runtime import bench as module
 
     events = []
-    open_session, decode = module.open_session, module._decode
+    open_session, decode = module.open_session, module.decode_prompt
 
     def opened(*arguments, **options):
         session = open_session(*arguments, **options)
@@ -170,7 +170,7 @@ def test_the_target_is_measured_before_the_drafter_is_opened(bundle, prompts, mo
         return decode(session, prompt, config)
 
     monkeypatch.setattr(module, "open_session", opened)
-    monkeypatch.setattr(module, "_decode", decoded)
+    monkeypatch.setattr(module, "decode_prompt", decoded)
     assert bench(bundle, prompts, "--draft-tokens", "2", "--repeats", "2").exit_code == 0
     setting = ["decode"] * (1 + 2 * len(ROWS))
     assert events == ["open alone", *setting, "open with drafter", *setting]
@@ -197,19 +197,19 @@ def test_rows_are_those_of_the_run_of_median_speed():
 def test_every_response_starts_from_an_empty_cache(bundle):
     """A prompt that stayed cached from the repeat before would need no prefill."""
     from omnidraft_npu.config import DecodeConfig
-    from omnidraft_npu.runtime.bench import _decode
+    from omnidraft_npu.runtime.bench import decode_prompt
     from omnidraft_npu.runtime.session import open_session
 
     session = open_session(bundle)
     prompt = session.encode("a a b a a b")
-    runs = [_decode(session, prompt, DecodeConfig(max_new_tokens=4)) for _ in range(2)]
+    runs = [decode_prompt(session, prompt, DecodeConfig(max_new_tokens=4)) for _ in range(2)]
     assert [run.stats.num_prefilled for run in runs] == [len(prompt) - 1] * 2
 
 
 def test_texts_that_differ_are_told(bundle, prompts, monkeypatch):
     from omnidraft_npu.runtime import bench as module
 
-    decode = module._decode
+    decode = module.decode_prompt
 
     def decoded(session, prompt, config):
         run = decode(session, prompt, config)
@@ -221,7 +221,7 @@ def test_texts_that_differ_are_told(bundle, prompts, monkeypatch):
 
     session = open_session(bundle)
     min_length = min(len(session.encode(row["prompt"])) for row in ROWS)
-    monkeypatch.setattr(module, "_decode", decoded)
+    monkeypatch.setattr(module, "decode_prompt", decoded)
     result = bench(bundle, prompts, "--draft-tokens", "2", "--repeats", "1", "--json")
     assert result.exit_code == 0
     found = json.loads(result.stdout)
@@ -249,13 +249,13 @@ def test_people_get_a_table_and_a_picture(bundle, prompts, tmp_path):
 
 def test_the_table_shows_tokens_over_rounds(document, capsys):
     """A stop token can cut a round short."""
-    from omnidraft_npu.commands.bench import _print_table
+    from omnidraft_npu.commands.bench_output import print_table
 
     shown = copy.deepcopy(document)
     for group in shown["summary"].values():
         for row in group["by_draft_tokens"].values():
             row |= {"num_tokens": 46, "rounds": 2, "accepted": 46, "mean_acceptance_length": 24.0}
-    _print_table(shown)
+    print_table(shown)
     table = capsys.readouterr().out
     assert "23.00" in table
     assert "24.00" not in table
@@ -334,7 +334,7 @@ def test_the_builtin_prompts_are_used_where_no_file_is_given(bundle):
 def test_a_prompt_too_long_is_told_before_any_is_measured(bundle, tmp_path, monkeypatch):
     from omnidraft_npu.runtime import bench as module
 
-    monkeypatch.setattr(module, "_decode", None)
+    monkeypatch.setattr(module, "decode_prompt", None)
     (tmp_path / "long.jsonl").write_text(
         json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "ab " * 200}) + "\n"
     )

@@ -21,6 +21,13 @@ class Bundle:
 
     root: Path
     manifest: Manifest
+    elsewhere: Path | None = None
+    """Folder with the `state/` to use; None for the bundle's own."""
+
+    @property
+    def state_root(self) -> Path:
+        """Folder with the `state/` that is used."""
+        return self.root if self.elsewhere is None else self.elsewhere
 
     def path(self, relative: str) -> Path:
         """Where a file named in the manifest lies on this machine."""

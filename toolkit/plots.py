@@ -9,7 +9,7 @@ from .files import atomic_path
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK, _FAINT = "#22303c", "#d5dbe0"
+INK, FAINT = "#22303c", "#d5dbe0"
 _LIGHT, _DARK = 0.30, 0.95
 """Ends of the colour scale that draft lengths are taken from."""
 
@@ -62,9 +62,9 @@ def plot_bench(document: dict[str, Any], path: Path) -> None:
     top.set_ylim(0, 108)
     _draw_bars(bottom, summary, "speedup", scale=1, digits=2)
     bottom.set_ylabel("decode speed over\nthe target alone (×)")
-    bottom.axhline(1.0, color=_INK, linewidth=1, linestyle="--", zorder=3)
+    bottom.axhline(1.0, color=INK, linewidth=1, linestyle="--", zorder=3)
     bottom.margins(y=0.15)
-    figure.suptitle(title_of(document["environment"]), color=_INK)
+    figure.suptitle(title_of(document["environment"]), color=INK)
     figure.legend(
         *top.get_legend_handles_labels(),
         loc="outside lower center",
@@ -95,10 +95,10 @@ def _draw_bars(
             color=colormaps["YlGnBu"](shade),
             zorder=2,
         )
-        labels = axes.bar_label(bars, fmt=f"%.{digits}f", fontsize=8, padding=2, color=_INK)
+        labels = axes.bar_label(bars, fmt=f"%.{digits}f", fontsize=8, padding=2, color=INK)
         for label in labels:
             label.set(zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})
     axes.set_xticks(range(len(summary)), list(summary))
-    axes.grid(axis="y", color=_FAINT, zorder=0)
+    axes.grid(axis="y", color=FAINT, zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelbottom=True, length=0)

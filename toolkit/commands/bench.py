@@ -1,17 +1,23 @@
 """`omnidraft-npu bench`: what drafting gains on this machine."""
 
+import dataclasses
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ConfigError, StoreError
+from ..errors import ConfigError
+from .bench_learning import check_apart, learning_state, measure_learning, print_learning
+from .bench_output import print_table, tell_differences, write_plot
 from .decoding_options import (
     bundle_options,
     device_options,
     draft_length_fields,
     drafting_options,
+    parse_draft_length,
     prompt_options,
     sampling_options,
 )
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
     from omnidraft_npu.runtime.bench import BenchResult
     from omnidraft_npu.runtime.opened_pair import DraftMode, OpenedModel, ProposerName
 
-    from ..config import DeviceConfig
+    from ..config import DecodeConfig, DeviceConfig
     from ..prompts import TaskPrompt
     from .decoding_options import DraftLengthChoice
 
@@ -56,6 +62,16 @@ if TYPE_CHECKING:
 @click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
 @click.option("--raw", is_flag=True, help="Give the model bare prompts, without a chat template.")
 @projection_options
+@click.option(
+    "--learn",
+    "learn_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Measure, let the drafter learn from answers to the prompts of this file, and measure "
+    "again; a scratch adapter is begun, and thrown away.",
+)
+@click.option(
+    "--keep", is_flag=True, help="Learn in the bundle's own state, going on from what is there."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--plot",
@@ -80,6 +96,8 @@ def command(
     project_chip: str | None,
     project_target_size: float | None,
     project_drafter_size: float | None,
+    learn_file: Path | None,
+    keep: bool,
     as_json: bool,
     plot: Path | None,
     **sampling: Any,
@@ -96,6 +114,7 @@ def command(
       omnidraft-npu bench -b bundle
       omnidraft-npu bench -b bundle --prompts mine.jsonl --draft-length 4,auto --json
       omnidraft-npu bench -b bundle --per-task 8 --plot bench.png
+      omnidraft-npu bench -b bundle --prompts test.jsonl --learn train.jsonl --draft-length 4
       omnidraft-npu bench -b bundle --project-chip x-elite --project-target-size 8
     """
     from ..config import DecodeConfig, SamplingConfig
@@ -110,7 +129,13 @@ def command(
         max_new_tokens=max_new_tokens,
         sampling=SamplingConfig(temperature=temperature, **sampling),
     )
+    if learn_file is None and keep:
+        raise ConfigError("--keep is about what is learned: use it with --learn")
+    if learn_file is not None and (proposer == "lookup" or project_chip is not None):
+        raise ConfigError("--learn goes neither with --proposer lookup nor with --project-chip")
     prompts = load_prompts(prompts_file, per_task)
+    learned = [] if learn_file is None else load_prompts(learn_file, None)
+    check_apart(learned, prompts)
     chip = projection_chip(project_chip, project_target_size, project_drafter_size)
 
     from omnidraft_npu.runtime.bench import measure
@@ -118,21 +143,26 @@ def command(
     from .default_pair import choose_bundle
 
     bundle, target = choose_bundle(bundle, target, accept_terms=accept_terms)
-    with stage_progress() as report:
-        result = measure(
+    opening: dict[str, Any] = {
+        "target": target,
+        "threads": threads,
+        "proposer": proposer,
+        "draft_mode": draft_mode,
+        "devices": devices,
+    }
+    measured = functools.partial(
+        _measure,
+        functools.partial(
+            measure,
             bundle,
             lambda session: encode_prompts(session, prompts, raw=raw),
             config,
             {name: draft_length_fields(name) for name in draft_length},
-            target=target,
-            threads=threads,
-            proposer=proposer,
-            draft_mode=draft_mode,
-            devices=devices,
             repeats=repeats,
-            report=report,
-        )
-    tell_devices(result.session, max((k for k in draft_length if k != "auto"), default=0))
+            **opening,
+        ),
+        max((k for k in draft_length if k != "auto"), default=0),
+    )
     settings = {
         "threads": threads,
         "proposer": proposer,
@@ -143,20 +173,69 @@ def command(
         "temperature": temperature,
         **sampling,
     }
-    document = _document(result, prompts, settings)
     projection = None
-    if chip is not None:
-        projection = project_bench(result, bundle, chip, project_target_size, project_drafter_size)
-        document["projection"] = projection.to_json()
+    if learned:
+        with learning_state(is_kept=keep) as state:
+            document = _learn(
+                lambda: _document(measured(state=state), prompts, settings),
+                bundle,
+                opening | {"state": state},
+                learned,
+                config,
+                raw=raw,
+            )
+        document["learning"]["is_kept"] = keep
+    else:
+        result = measured()
+        document = _document(result, prompts, settings)
+        if chip is not None:
+            projection = project_bench(
+                result, bundle, chip, project_target_size, project_drafter_size
+            )
+            document["projection"] = projection.to_json()
     if as_json:
         click.echo(json.dumps(document, ensure_ascii=False, indent=2))
     else:
-        _print_table(document)
+        print_table(document)
+        if learned:
+            print_learning(document)
         if projection is not None:
             print_projection(projection)
-    _tell_differences(document)
+    tell_differences(document)
     if plot is not None:
-        _write_plot(document, plot)
+        write_plot(document, plot)
+
+
+def _measure(measure: "Callable[..., BenchResult]", longest: int, **state: Any) -> "BenchResult":
+    """Measure with progress on stderr, and say what runs where."""
+    with stage_progress() as report:
+        result = measure(report=report, **state)
+    tell_devices(result.session, longest)
+    return result
+
+
+def _learn(
+    measured: Callable[[], dict[str, Any]],
+    bundle: Path,
+    opening: dict[str, Any],
+    prompts: "list[TaskPrompt]",
+    config: "DecodeConfig",
+    *,
+    raw: bool,
+) -> dict[str, Any]:
+    """The document with `learning`; `opening` are arguments of `open_session`."""
+    from omnidraft_npu.runtime.bench_learning import check_can_learn
+    from omnidraft_npu.runtime.session import open_session
+
+    check_can_learn(bundle, opening["target"], opening["state"])
+    return measure_learning(
+        measured,
+        lambda: open_session(bundle, **opening),
+        prompts,
+        lambda name: dataclasses.replace(config, **draft_length_fields(parse_draft_length(name))),
+        threads=opening["threads"],
+        raw=raw,
+    )
 
 
 def _document(
@@ -195,60 +274,3 @@ def _describe_model(model: "OpenedModel") -> dict[str, Any]:
         "architecture": entry.architecture,
         "precision": model.precision,
     }
-
-
-def _print_table(document: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from ..plots import title_of
-    from .tables import table_console
-
-    table = Table(title=title_of(document["environment"]))
-    for name in ("task", "k", "drafts", "accepted", "of tested", "tokens a round", "bytes a round"):
-        table.add_column(name, justify="left" if name == "task" else "right")
-    for name in ("tok/s alone", "tok/s", "speed-up", "draft", "verify", "bridge", "ttft"):
-        table.add_column(name, justify="right")
-    for task, group in document["summary"].items():
-        alone = group["target_alone"]["decode_tokens_per_s"]
-        for k, row in group["by_draft_tokens"].items():
-            table.add_row(
-                task,
-                k,
-                f"{row['mean_draft_length']:.1f}",
-                _percent(row["acceptance_rate"]),
-                _percent(row["conditional_acceptance"]),
-                f"{row['num_tokens'] / row['rounds']:.2f}",
-                f"{row['bytes_per_target_forward']:.1f}",
-                f"{alone:.1f}",
-                f"{row['decode_tokens_per_s']:.1f}",
-                f"{row['speedup']:.2f}x",
-                *(_percent(row[f"{part}_share"]) for part in ("draft", "verify")),
-                _percent(row["bridge_share"], 1),
-                f"{1000 * row['ttft_s']:.0f} ms",
-            )
-        table.add_section()
-    table_console().print(table)
-
-
-def _percent(part: float | None, digits: int = 0) -> str:
-    return "–" if part is None else f"{100 * part:.{digits}f} %"
-
-
-def _tell_differences(document: dict[str, Any]) -> None:
-    wrong = [row for row in document["rows"] if row["is_equal"] is False]
-    if wrong:
-        click.echo(
-            f"{len(wrong)} of {len(document['rows'])} texts differ from the target's own: "
-            "run `omnidraft-npu verify` on these prompts",
-            err=True,
-        )
-
-
-def _write_plot(document: dict[str, Any], path: Path) -> None:
-    from ..plots import plot_bench
-
-    try:
-        plot_bench(document, path)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}") from error
-    click.echo(f"wrote {path}", err=True)

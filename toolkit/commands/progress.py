@@ -9,12 +9,19 @@ from ..progress import Report
 
 @contextlib.contextmanager
 def stage_progress() -> Iterator[Report]:
-    """A bar for every stage that reports; each stays on screen with its time when done.
+    """A bar for every stage that reports; with the time left; each stays on screen when done.
 
     Where stderr is not a terminal, one line is written as each stage ends.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     progress = Progress(
@@ -22,6 +29,7 @@ def stage_progress() -> Iterator[Report]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
     )

@@ -1,0 +1,177 @@
+"""`omnidraft-npu bench --learn`: before, the stream, and after."""
+
+import hashlib
+import json
+
+import pytest
+from click.testing import CliRunner
+from learning_bundle import write_learning_bundle
+from tiny_bundle import write_bundle
+
+from omnidraft_npu.cli import cli
+from omnidraft_npu.runtime.learner import Learner
+
+LEARNED = [{"prompt": f"number {n} and", "task": "counting"} for n in range(18)]
+HELD_OUT = [
+    {"prompt": "number 77 and", "task": "counting"},
+    {"prompt": "the small drafter", "task": "words"},
+]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return write_learning_bundle(tmp_path_factory.mktemp("learning"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prompts")
+    return write(folder / "test.jsonl", HELD_OUT), write(folder / "train.jsonl", LEARNED)
+
+
+def bench(bundle, files, *arguments):
+    fixed = ["--max-new-tokens", "24", "--raw", "--threads", "1", "--repeats", "1"]
+    prompts = ["--prompts", str(files[0]), "--learn", str(files[1]), "--draft-length", "2,3"]
+    return CliRunner().invoke(cli, ["bench", "-b", str(bundle), *fixed, *prompts, *arguments])
+
+
+def hashes(bundle):
+    return {
+        str(path.relative_to(bundle)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(bundle.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def document(bundle, files):
+    result = bench(bundle, files, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_before_is_a_bench_of_its_own_and_after_has_the_same_rows(document):
+    assert document["schema_version"] == 1
+    after = document["learning"]["after"]
+    assert [row["prompt"] for row in after["rows"]] == [row["prompt"] for row in document["rows"]]
+    assert set(after["summary"]) == set(document["summary"]) == {"counting", "words", "all"}
+    assert all(row["is_equal"] for row in (*document["rows"], *after["rows"]))
+
+
+def test_every_task_is_compared_at_one_draft_length(document):
+    found = document["learning"]
+    length = str(found["draft_tokens"])
+    assert found["draft_tokens"] == document["summary"]["all"]["draft_tokens"]
+    for task, row in found["tasks"].items():
+        for name in ("conditional_acceptance", "mean_acceptance_length", "speedup"):
+            before = document["summary"][task]["by_draft_tokens"][length][name]
+            assert row["before"][name] == before
+            after = found["after"]["summary"][task]["by_draft_tokens"][length][name]
+            assert row["after"][name] == after
+
+
+def test_the_curve_adds_up_to_the_stream(document):
+    found = document["learning"]
+    assert found["num_prompts"] == found["num_streamed"] == len(LEARNED)
+    assert [(w["first"], w["last"]) for w in found["windows"]] == [(1, 16), (17, 18)]
+    assert [row["prompt"] for row in found["stream"]] == [row["prompt"] for row in LEARNED]
+    assert [lesson["num_examples"] for lesson in found["lessons"]] == [8]
+    assert found["lessons"][0]["after_prompts"] in (9, 10)
+
+
+def test_by_default_the_bundle_is_left_as_it_was(bundle, files):
+    before = hashes(bundle)
+    assert bench(bundle, files).exit_code == 0
+    assert hashes(bundle) == before
+
+
+def test_what_is_learned_is_used_after(bundle, files, monkeypatch):
+    """The drafter of the second measurement is the version that the stream ended with."""
+    from omnidraft_npu.commands import bench as command
+
+    versions = []
+    measure = command._measure
+
+    def measured(*arguments, **options):
+        result = measure(*arguments, **options)
+        versions.append(result.session.pair.adapter.adapter.version)
+        return result
+
+    monkeypatch.setattr(command, "_measure", measured)
+    monkeypatch.setattr("omnidraft_npu.runtime.learner.judged", lambda *_: "kept")
+    result = bench(bundle, files, "--json")
+    assert result.exit_code == 0, result.output
+    assert versions == [0, 1]
+    assert json.loads(result.stdout)["learning"]["windows"][-1]["version"] == 1
+
+
+def test_ctrl_c_ends_the_stream_and_measures_what_was_learned(bundle, files, monkeypatch):
+    step, calls = Learner.step, []
+
+    def interrupted(self, *arguments):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Learner, "step", interrupted)
+    result = bench(bundle, files, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["learning"]
+    assert found["num_streamed"] == 4
+    assert found["after"] is not None
+    assert "ends after 4 of 18" in result.stderr
+
+
+def test_keep_goes_on_in_the_bundle(files, tmp_path):
+    bundle = write_learning_bundle(tmp_path)
+    result = bench(bundle, files, "--keep", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["learning"]["is_kept"] is True
+    assert len(list((bundle / "state" / "replay" / "target").glob("0*.safetensors"))) == 18
+
+
+def test_people_get_tables_progress_and_a_picture(bundle, files, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "learning.png"
+    result = bench(bundle, files, "--plot", str(picture))
+    assert result.exit_code == 0, result.output
+    for word in ("before and after 18 prompts", "over the stream", "1-16", "17-18", "v0000"):
+        assert word in " ".join(result.stdout.split())
+    assert "16 of 18" in result.stderr
+    assert "min left" in result.stderr
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_prompt_that_is_measured_with_is_not_learned_from(bundle, files, tmp_path):
+    both = write(tmp_path / "both.jsonl", [*LEARNED, HELD_OUT[0]])
+    result = bench(bundle, (files[0], both))
+    assert result.exit_code == 1
+    assert "number 77 and" in result.stderr
+
+
+def test_a_drafter_that_cannot_learn_is_told_before_anything_is_measured(files, tmp_path):
+    result = bench(write_bundle(tmp_path), files)
+    assert result.exit_code == 2
+    assert "cannot learn" in result.stderr
+    assert "--lora-rank" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--proposer", "lookup"], ["--project-chip", "x-elite"]], ids=" ".join
+)
+def test_what_does_not_go_with_learning_is_refused(bundle, files, arguments):
+    result = bench(bundle, files, *arguments)
+    assert result.exit_code == 2
+    assert "--learn" in result.stderr
+
+
+def test_keep_needs_learn(bundle):
+    result = CliRunner().invoke(cli, ["bench", "-b", str(bundle), "--keep"])
+    assert result.exit_code == 2
+    assert "--keep" in result.stderr
