@@ -1,7 +1,7 @@
 """How well a drafter with an adapter would have drafted responses that it did not learn from."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,11 +58,8 @@ class Judge:
             examples: Responses.
             pause: Called before each of them.
         """
-        self._lm.set_lora(lora)
         right, overlap = [np.zeros(0, np.bool_)], [np.zeros(0, np.float32)]
-        for example in examples:
-            pause()
-            is_right, shared = self._one(example)
+        for is_right, shared in self.outcomes(lora, examples, pause):
             right.append(is_right)
             overlap.append(shared)
         tokens, pieces = np.concatenate(right), np.concatenate(overlap)
@@ -74,11 +71,21 @@ class Judge:
 
     def overlaps(self, lora: Tensors, examples: Iterable[Example]) -> list[npt.NDArray[np.float32]]:
         """``[response]`` overlap of the laws at every piece of each example with a piece before."""
+        return [shared for _, shared in self.outcomes(lora, examples)]
+
+    def outcomes(
+        self,
+        lora: Tensors,
+        examples: Iterable[Example],
+        pause: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]]:
+        """Of each example, ``[tokens]`` whether drafted, and ``[pieces]`` the laws' overlap."""
         self._lm.set_lora(lora)
-        return [self._one(example)[1] for example in examples]
+        for example in examples:
+            pause()
+            yield self._one(example)
 
     def _one(self, example: Example) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-        """``[tokens]`` whether each would be drafted, ``[pieces]`` overlap of the laws."""
         lm = self._lm
         lm.reset()
         pieces = example.pieces[-lm.context_length :].tolist()

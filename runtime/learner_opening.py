@@ -54,7 +54,7 @@ def open_learner(
     with learning(bundle.state_root, target.name):
         yield Learner(
             config,
-            maker=lambda: _maker(pair, bundle, drafter),
+            maker=lambda: maker_of(pair, bundle, drafter),
             buffer=buffer,
             store=store,
             adapter=pair.adapter,
@@ -65,7 +65,8 @@ def open_learner(
         )
 
 
-def _maker(pair: OpenedPair, bundle: Bundle, drafter: OpenedModel) -> Maker:
+def maker_of(pair: OpenedPair, bundle: Bundle, drafter: OpenedModel) -> Maker:
+    """What makes examples of a target's answers, for the drafter of a bundle."""
     if pair.encoder is None:
         return EqualExampleMaker(num_pieces=drafter.graph.vocab_size, num_top=NUM_TOP)
     target = pair.target
