@@ -31,6 +31,20 @@ class HeldOut:
     """``[tokens]`` of the target."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Found:
+    """What one answer's tokens would have come to."""
+
+    right: Flags
+    """``[tokens]`` whether the drafter's likeliest pieces spell it."""
+    overlap: Floats
+    """``[pieces]`` of the laws."""
+    owners: npt.NDArray[Any]
+    """``[pieces]`` row of the token that each is of."""
+    reach: dict[str, Flags]
+    """``[tokens]`` by draft mode, whether it could be drafted at all."""
+
+
 def measure(
     judge: Judge, lora: dict[str, Floats], held_out: Sequence[HeldOut], seen: set[int]
 ) -> dict[str, dict[str, Any]]:
@@ -43,16 +57,29 @@ def measure(
         seen: Target tokens of several pieces that came in the stream so far: what an n-gram
             cache can spell, besides the tokens of one piece.
     """
+    by_task: dict[str, list[_Found]] = {}
     examples = [one.example for one in held_out]
-    sums: dict[str, list[tuple[Flags, Floats, Flags, Flags, npt.NDArray[np.int32]]]] = {}
     for one, (right, overlap) in zip(held_out, judge.outcomes(lora, examples), strict=True):
-        owners = one.example.tokens[-len(overlap) :] if len(overlap) else one.example.tokens[:0]
-        tokens, first, owner = np.unique(owners, return_index=True, return_inverse=True)
-        is_direct = one.example.is_direct[-len(overlap) :][first]
-        is_seen = is_direct | np.isin(one.token_ids[tokens], list(seen))
+        if not len(right):
+            continue
+        example = one.example
+        tokens, first, owners = np.unique(
+            example.tokens[-len(overlap) :], return_index=True, return_inverse=True
+        )
+        is_direct = example.is_direct[-len(overlap) :][first]
+        found = _Found(
+            right=right,
+            overlap=overlap,
+            owners=owners,
+            reach={
+                "direct": is_direct,
+                "cache": is_direct | np.isin(one.token_ids[tokens], list(seen)),
+                "full": np.ones_like(is_direct),
+            },
+        )
         for task in (one.task, "all"):
-            sums.setdefault(task, []).append((right, overlap, is_direct, is_seen, owner))
-    return {task: _figures(parts) for task, parts in sorted(sums.items())}
+            by_task.setdefault(task, []).append(found)
+    return {task: _figures(parts) for task, parts in sorted(by_task.items())}
 
 
 def tokens_per_round(right: Sequence[Flags], max_drafts: int) -> float:
@@ -74,20 +101,14 @@ def tokens_per_round(right: Sequence[Flags], max_drafts: int) -> float:
     return total / rounds if rounds else 0.0
 
 
-def _figures(
-    parts: Sequence[tuple[Flags, Floats, Flags, Flags, npt.NDArray[np.int32]]],
-) -> dict[str, Any]:
-    found: dict[str, Any] = {"num_tokens": sum(len(right) for right, *_ in parts)}
+def _figures(parts: Sequence[_Found]) -> dict[str, Any]:
+    figures: dict[str, Any] = {"num_tokens": sum(len(one.right) for one in parts)}
     for mode in MODES:
-        reach = [
-            {"direct": is_direct, "cache": is_seen, "full": np.ones_like(is_direct)}[mode]
-            for _, _, is_direct, is_seen, _ in parts
-        ]
-        right = [part[0] & reached for part, reached in zip(parts, reach, strict=True)]
-        overlap = [part[1] * reached[part[4]] for part, reached in zip(parts, reach, strict=True)]
-        found[mode] = {
+        right = [one.right & one.reach[mode] for one in parts]
+        overlap = [one.overlap * one.reach[mode][one.owners] for one in parts]
+        figures[mode] = {
             "greedy": float(np.concatenate(right).mean()),
             "sampled": float(np.concatenate(overlap).mean()),
             "tokens_per_round": {str(k): tokens_per_round(right, k) for k in LENGTHS},
         }
-    return found
+    return figures
