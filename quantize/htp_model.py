@@ -122,11 +122,11 @@ def _check_options(model: HtpModel) -> None:
             limit,
             wanted,
         )
-    without = [chip for chip in model.request.chips if not chip.fp16]
+    without = model.request.chips_without_adapters()
     if model.lora_rank and without:
         raise ConfigError(
             f"adapters of {model.name} are computed in fp16 on the NPU, which no source claims for "
-            f"{without[0].name}: leave out --soc {without[0].key}, or use --lora-rank 0"
+            f"{without[0].name}: leave out --soc {without[0].key}, or --lora-rank"
         )
     if recipe.kv_bits == 16:
         logger.warning(

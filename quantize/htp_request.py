@@ -1,18 +1,23 @@
 """What the NPU flavour of one model shall be, once chips and options are known to fit."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft_npu.chips.table import Chip, find_chip
 from omnidraft_npu.errors import ConfigError
+from omnidraft_npu.lora import DEFAULT_RANK
 
 from .calibration.texts import read_calibration_prompts
 from .compile import check_compilable
 from .recipes import KvBits, Recipe, Role, recipe_for
 from .stages import Facts
 
+logger = logging.getLogger(__name__)
+
 PREFILL_LENGTH = 128
+DEFAULT_VERIFY_LENGTH = 8
 MAX_VERIFY_LENGTH = 32
 DEFAULT_CONTEXT_LENGTH = 1024
 
@@ -30,7 +35,7 @@ class HtpOptions:
     precision: str | None = None
     """Name of a recipe; None for what role and chips suggest."""
     kv_bits: KvBits | None = None
-    verify_length: int = 8
+    verify_length: int = DEFAULT_VERIFY_LENGTH
     """Tokens of the graph that verifies: one more than the longest draft."""
     context_length: int | None = None
     """Slots of the cache, all of which every pass computes with; None for
@@ -68,6 +73,10 @@ class HtpRequest:
     chips: tuple[Chip, ...]
     recipe: Recipe
     options: HtpOptions
+
+    def chips_without_adapters(self) -> tuple[Chip, ...]:
+        """Those that compute nothing in fp16, which the branch of an adapter needs."""
+        return tuple(chip for chip in self.chips if not chip.fp16)
 
     def lengths(self, context_length: int, group: int) -> tuple[int, ...]:
         """Tokens of each graph of a model with so many slots: draft, verify, prefill.
@@ -122,7 +131,25 @@ def htp_request(options: HtpOptions, role: Role) -> HtpRequest | None:
                 f"{_describe(recipe)} on {chip.name}: export for each of them apart"
             )
     _check_shared(options, chips)
+    if options.calibration is not None and recipes[0].weights is None:
+        raise ConfigError(f"{recipes[0].name} is not calibrated: leave out --calibration")
     return HtpRequest(chips=chips, recipe=recipes[0], options=options)
+
+
+def default_lora_rank(htp: HtpRequest | None) -> int:
+    """Rank of what a drafter can learn unless told otherwise; 0 where a chip cannot compute it.
+
+    Args:
+        htp: The drafter's NPU flavour; None for none.
+    """
+    without = () if htp is None else htp.chips_without_adapters()
+    if without:
+        logger.info(
+            "the drafter will not learn: adapters are computed in fp16 on the NPU, which no source "
+            "claims for %s",
+            ", ".join(chip.name for chip in without),
+        )
+    return 0 if without else DEFAULT_RANK
 
 
 def _check_shared(options: HtpOptions, chips: Sequence[Chip]) -> None:

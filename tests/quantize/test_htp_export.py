@@ -13,6 +13,7 @@ from omnidraft_npu.bundle import open_bundle
 from omnidraft_npu.chips.table import find_chip
 from omnidraft_npu.cli import cli
 from omnidraft_npu.errors import ConfigError
+from omnidraft_npu.lora import DEFAULT_RANK
 from omnidraft_npu.qnn.binary import check_context_binary
 from omnidraft_npu.quantize import export as export_module
 from omnidraft_npu.quantize import htp_stage
@@ -164,6 +165,11 @@ def nothing_made(monkeypatch):
         (("--soc", "x-elite", "--htp-precision", "w2a16"), 2, "choose from fp16"),
         (("--htp-precision", "fp16"), 2, "--htp-precision is about the NPU"),
         (("--calibration", "x.jsonl"), 2, "--calibration is about the NPU"),
+        (("--verify-length", "5"), 2, "--verify-length is about the NPU"),
+        (("--max-ram", "4"), 2, "--max-ram is about the NPU"),
+        (("--soc", "x-elite", "--max-ram", "nan"), 2, "max_ram is nan"),
+        (("--soc", "x-elite", "--max-ram", "inf"), 2, "max_ram is inf"),
+        (("--soc", "888", "--lora-rank", "4"), 2, "leave out --soc 888, or --lora-rank"),
         (("--soc", "888", "--soc", "x-elite"), 2, "export for each of them apart"),
         (("--soc", "888", "--htp-precision", "w4a16"), 2, "needs Hexagon v73"),
         (("--soc", "x-elite", "--kv-bits", "8", "--htp-precision", "fp16"), 2, "KV bits"),
@@ -184,6 +190,17 @@ def test_what_cannot_be_made_is_one_line_before_any_work(
 ):
     assert words in error_of(export(checkpoints, tmp_path / "bundle", *extra), code)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_prompts_that_nothing_would_be_calibrated_on_are_refused(
+    checkpoints, tmp_path, nothing_made
+):
+    """fp16 has no ranges, and the file was left unread without a word."""
+    path = tmp_path / "mine.txt"
+    path.write_text("the small drafter proposes")
+    extra = ("--soc", "x-elite", "--htp-precision", "fp16", "--calibration", str(path))
+    line = error_of(export(checkpoints, tmp_path / "bundle", *extra), 2)
+    assert line.endswith("fp16 is not calibrated: leave out --calibration")
 
 
 @pytest.mark.parametrize(
@@ -237,6 +254,24 @@ def test_what_may_disappoint_is_said_before_any_work(checkpoints, tmp_path, monk
     caplog.clear()
     export(checkpoints, tmp_path / "bundle", "--soc", "x-elite")
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize(("chip", "rank"), [("888", 0), ("x-elite", DEFAULT_RANK)])
+def test_a_drafter_learns_by_default_only_where_every_chip_can(
+    checkpoints, tmp_path, monkeypatch, caplog, chip, rank
+):
+    """LoRA inputs were on by default for v68 too, and every export for it was refused."""
+    ranks = []
+
+    def stop(model, *_):
+        ranks.append(model.request.lora_rank)
+        raise ConfigError("seen enough")
+
+    monkeypatch.setattr(export_module, "export_model", stop)
+    export(checkpoints, tmp_path / "bundle", "--soc", chip)
+    assert ranks == [rank]
+    said = [line for line in caplog.messages if line.startswith("the drafter will not learn")]
+    assert [line.endswith("claims for Snapdragon 888") for line in said] == [True] * (not rank)
 
 
 def test_adapters_are_refused_on_a_chip_that_computes_nothing_in_fp16(checkpoints):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ..lora import DEFAULT_RANK
 from ..precision import Precision
 from .htp_options import htp_options, read_htp_options
 
@@ -54,9 +53,8 @@ _PRECISIONS = get_args(Precision)
 @click.option(
     "--lora-rank",
     type=int,
-    default=DEFAULT_RANK,
-    show_default=True,
-    help="Rank of what the drafter can learn on the device; 0 for one that does not learn.",
+    help="Rank of what the drafter can learn on the device; 0 for one that does not learn "
+    "[default: 16; 0 where a chip cannot compute it].",
 )
 @click.option(
     "--training-shape",
@@ -76,7 +74,7 @@ def command(
     draft_precision: Precision | None,
     context_length: int,
     exporter: "Exporter",
-    lora_rank: int,
+    lora_rank: int | None,
     training_shape: str,
     force: bool,
     as_json: bool,
@@ -102,7 +100,7 @@ def command(
       omnidraft-npu export --drafter smollm2-135m --target gemma3-270m --soc x-elite -o bundle
     """
     from omnidraft_npu.quantize.export import ExportRequest, export_bundle, partial_folder
-    from omnidraft_npu.quantize.htp_request import htp_request
+    from omnidraft_npu.quantize.htp_request import default_lora_rank, htp_request
     from omnidraft_npu.quantize.model_stage import model_request
     from omnidraft_npu.quantize.training_stage import TrainingShape
 
@@ -112,15 +110,15 @@ def command(
     logging.basicConfig(format="%(message)s")
     logging.getLogger("omnidraft_npu").setLevel(logging.INFO)
     options = read_htp_options(**htp)
-    target_htp = htp_request(options, "target")
+    drafter_htp, target_htp = htp_request(options, "drafter"), htp_request(options, "target")
     request = ExportRequest(
         drafter=model_request(
             drafter,
             precision=draft_precision or precision,
             context_length=context_length,
-            lora_rank=lora_rank,
+            lora_rank=default_lora_rank(drafter_htp) if lora_rank is None else lora_rank,
             training=TrainingShape.parse(training_shape),
-            htp=htp_request(options, "drafter"),
+            htp=drafter_htp,
         ),
         targets=tuple(
             model_request(

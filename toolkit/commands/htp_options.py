@@ -1,5 +1,6 @@
 """Options of `export` that are about the NPU; they mirror `HtpOptions`."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,10 +39,8 @@ def htp_options(command: Command) -> Command:
             click.option(
                 "--verify-length",
                 type=int,
-                default=8,
-                show_default=True,
                 help="Tokens of the NPU graph that verifies, at most 32: one more than the "
-                "longest draft.",
+                "longest draft  [default: 8].",
             ),
             click.option(
                 "--htp-context-length",
@@ -82,7 +81,7 @@ def read_htp_options(
     soc: tuple[str, ...],
     htp_precision: str | None,
     kv_bits: str | None,
-    verify_length: int,
+    verify_length: int | None,
     htp_context_length: int | None,
     calibration: Path | None,
     share_weights: bool,
@@ -94,7 +93,7 @@ def read_htp_options(
     Raises:
         ConfigError: one that is out of range, or given without a chip.
     """
-    from omnidraft_npu.quantize.htp_request import HtpOptions
+    from omnidraft_npu.quantize.htp_request import DEFAULT_VERIFY_LENGTH, HtpOptions
 
     given = {
         "--htp-precision": htp_precision,
@@ -102,6 +101,8 @@ def read_htp_options(
         "--calibration": calibration,
         "--share-weights": share_weights,
         "--one-binary": one_binary,
+        "--verify-length": verify_length,
+        "--max-ram": max_ram,
         "--htp-context-length": htp_context_length,
     }
     if not soc and (without := [name for name, value in given.items() if value]):
@@ -109,11 +110,13 @@ def read_htp_options(
             f"{without[0]} is about the NPU, and no chip is named: add --soc x-elite, say, or "
             "leave it out"
         )
+    if max_ram is not None and not math.isfinite(max_ram):
+        raise ConfigError(f"max_ram is {max_ram}, must be a number of GB: use --max-ram 8")
     return HtpOptions(
         soc=soc,
         precision=htp_precision,
         kv_bits={None: None, "8": 8, "16": 16}[kv_bits],
-        verify_length=verify_length,
+        verify_length=DEFAULT_VERIFY_LENGTH if verify_length is None else verify_length,
         context_length=htp_context_length,
         calibration=calibration,
         share_weights=share_weights,
