@@ -62,6 +62,7 @@ def stream(
     session: Session,
     prompts: Sequence[Sequence[int]],
     config: DecodeConfig,
+    learner_config: LearnerConfig,
     *,
     threads: int | None = None,
 ) -> Iterator[Streamed]:
@@ -71,13 +72,14 @@ def stream(
         session: Of a pair that can learn; its state is written to.
         prompts: Target ids of each.
         config: Limits.
+        learner_config: When it learns, and how.
         threads: Threads of one operator of the training graph.
 
     Raises:
         StateError: another process is learning, or what is learned cannot be written.
     """
     with contextlib.ExitStack() as ending:
-        learner = ending.enter_context(open_learner(session.pair, LearnerConfig(), threads=threads))
+        learner = ending.enter_context(open_learner(session.pair, learner_config, threads=threads))
         session.observer = learner
         ending.callback(setattr, session, "observer", None)
         for prompt in prompts:

@@ -171,7 +171,15 @@ def test_what_does_not_go_with_learning_is_refused(bundle, files, arguments):
     assert "--learn" in result.stderr
 
 
-def test_keep_needs_learn(bundle):
-    result = CliRunner().invoke(cli, ["bench", "-b", str(bundle), "--keep"])
+@pytest.mark.parametrize("arguments", [["--keep"], ["--learn-loss", "trie"]], ids=" ".join)
+def test_what_is_about_learning_needs_learn(bundle, arguments):
+    result = CliRunner().invoke(cli, ["bench", "-b", str(bundle), *arguments])
     assert result.exit_code == 2
-    assert "--keep" in result.stderr
+    assert f"{arguments[0]} is about what is learned" in result.stderr
+
+
+def test_another_loss_is_another_lesson(bundle, files, document):
+    found = json.loads(bench(bundle, files, "--json", "--learn-loss", "paper").stdout)["learning"]
+    assert (document["learning"]["loss"], found["loss"]) == ("near", "paper")
+    assert found["lessons"][0]["num_examples"] == document["learning"]["lessons"][0]["num_examples"]
+    assert found["lessons"][0]["loss"] != document["learning"]["lessons"][0]["loss"]

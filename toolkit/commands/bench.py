@@ -27,6 +27,7 @@ from .projecting import print_projection, project_bench, projection_chip, projec
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.bench import BenchResult
+    from omnidraft_npu.runtime.lora_trainer import Loss
     from omnidraft_npu.runtime.opened_pair import DraftMode, OpenedModel, ProposerName
 
     from ..config import DecodeConfig, DeviceConfig
@@ -70,6 +71,11 @@ if TYPE_CHECKING:
     "again; a scratch adapter is begun, and thrown away.",
 )
 @click.option(
+    "--learn-loss",
+    type=click.Choice(["near", "trie", "reverse", "paper"]),
+    help="What --learn makes smaller, see docs/learning.md [default: as `run` does, near].",
+)
+@click.option(
     "--keep", is_flag=True, help="Learn in the bundle's own state, going on from what is there."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -97,6 +103,7 @@ def command(
     project_target_size: float | None,
     project_drafter_size: float | None,
     learn_file: Path | None,
+    learn_loss: "Loss | None",
     keep: bool,
     as_json: bool,
     plot: Path | None,
@@ -129,8 +136,9 @@ def command(
         max_new_tokens=max_new_tokens,
         sampling=SamplingConfig(temperature=temperature, **sampling),
     )
-    if learn_file is None and keep:
-        raise ConfigError("--keep is about what is learned: use it with --learn")
+    if learn_file is None and (keep or learn_loss is not None):
+        name = "--keep" if keep else "--learn-loss"
+        raise ConfigError(f"{name} is about what is learned: use it with --learn")
     if learn_file is not None and (proposer == "lookup" or project_chip is not None):
         raise ConfigError("--learn goes neither with --proposer lookup nor with --project-chip")
     prompts = load_prompts(prompts_file, per_task)
@@ -182,9 +190,10 @@ def command(
                 opening | {"state": state},
                 learned,
                 config,
+                learn_loss or "near",
                 raw=raw,
             )
-        document["learning"]["is_kept"] = keep
+        document["learning"] |= {"is_kept": keep, "loss": learn_loss or "near"}
     else:
         result = measured()
         document = _document(result, prompts, settings)
@@ -220,6 +229,7 @@ def _learn(
     opening: dict[str, Any],
     prompts: "list[TaskPrompt]",
     config: "DecodeConfig",
+    loss: "Loss",
     *,
     raw: bool,
 ) -> dict[str, Any]:
@@ -233,6 +243,7 @@ def _learn(
         lambda: open_session(bundle, **opening),
         prompts,
         lambda name: dataclasses.replace(config, **draft_length_fields(parse_draft_length(name))),
+        loss=loss,
         threads=opening["threads"],
         raw=raw,
     )

@@ -17,6 +17,7 @@ from .tables import table_console
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.bench_learning import Streamed
+    from omnidraft_npu.runtime.lora_trainer import Loss
     from omnidraft_npu.runtime.session import Session
 
     from ..config import DecodeConfig
@@ -55,6 +56,7 @@ def measure_learning(
     prompts: Sequence[TaskPrompt],
     config: Callable[[str], "DecodeConfig"],
     *,
+    loss: "Loss",
     threads: int | None,
     raw: bool,
 ) -> dict[str, Any]:
@@ -68,10 +70,12 @@ def measure_learning(
         open_stream: Opens the session that learns.
         prompts: To learn from, in this order.
         config: Limits for a draft length, by its name.
+        loss: What learning makes smaller.
         threads: Threads of one operator.
         raw: Bare prompts.
     """
     from omnidraft_npu.runtime.bench_learning import compared, stream, stream_to_json
+    from omnidraft_npu.runtime.learner_config import LearnerConfig
 
     document = measure()
     length = str(document["summary"]["all"]["draft_tokens"])
@@ -80,7 +84,8 @@ def measure_learning(
     streamed: list[Streamed] = []
     started = time.perf_counter()
     try:
-        _follow(stream(session, ids, config(length), threads=threads), len(prompts), streamed)
+        coming = stream(session, ids, config(length), LearnerConfig(loss=loss), threads=threads)
+        _follow(coming, len(prompts), streamed)
     except KeyboardInterrupt:
         click.echo(
             f"the stream ends after {len(streamed)} of {len(prompts)} prompts: what was learned "
