@@ -25,6 +25,7 @@ from .placing import check_output, put_in_place
 from .preflight import check_disk, size_text
 from .spelling_stage import export_spelling
 from .stages import Stages
+from .training_stage import export_training
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +165,11 @@ def _model(model: PreparedModel, folder: str, stages: Stages, progress: Report) 
         progress,
     )
     entry = ModelEntry.from_json(facts)
+    if model.request.training is not None and model.checkpoint is not None:
+        training = export_training(
+            entry, model.checkpoint.config, model.request.training, stages, progress
+        )
+        entry = dataclasses.replace(entry, training=training)
     htp = _htp_model(model)
     if htp is None:
         return entry

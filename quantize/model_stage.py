@@ -1,4 +1,4 @@
-"""One model of a bundle: its graph, its tokenizer, and what the manifest says of it."""
+"""One model of a bundle: its CPU graph, its tokenizer, and what the manifest says of it."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.files import write_json
 from omnidraft_npu.manifest import Exporter as ManifestExporter
-from omnidraft_npu.manifest import GraphEntry, ModelEntry, TrainingEntry
+from omnidraft_npu.manifest import GraphEntry, ModelEntry
 from omnidraft_npu.precision import Precision
 from omnidraft_npu.store.local import resolve_model
 from omnidraft_npu.text.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ from .genai_config import write_genai_config
 from .genai_model import GENAI_CONFIG, import_genai_model
 from .htp_request import HtpRequest
 from .stages import Facts, Tell
-from .training_stage import TrainingShape, add_training_graph
+from .training_stage import TrainingShape
 
 Exporter = Literal["builder", "optimum"]
 
@@ -155,7 +155,6 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
 
     Raises:
         CheckpointError, TokenizerError: the checkpoint cannot be exported.
-        ExportError: its training graph is wrong.
     """
     request, checkpoint, files = model.request, model.checkpoint, model.tokenizer
     if checkpoint is None or files is None:
@@ -199,16 +198,6 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
         lora_rank=request.lora_rank,
         has_hidden_states=request.has_hidden_states,
     )
-    training = None
-    if request.training is not None:
-        training = add_training_graph(
-            config,
-            root / "cpu",
-            folder,
-            lora_rank=request.lora_rank,
-            shape=request.training,
-            context_length=context_length,
-        )
     _write_documents(root, checkpoint.source_files, files)
     return _entry(
         request,
@@ -216,7 +205,6 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
         folder,
         files,
         graph,
-        training=training,
         architecture=config.architecture,
         exporter="builder",
         num_logits=config.num_logits,
@@ -263,7 +251,6 @@ def _entry(
     exporter: ManifestExporter,
     num_logits: int,
     context_length: int,
-    training: TrainingEntry | None = None,
 ) -> Facts:
     """The `ModelEntry` as JSON of a model whose documents lie in `root`."""
     tokenizer = Tokenizer.from_folder(root)
@@ -280,7 +267,6 @@ def _entry(
         bos_token_id=files.bos_token_id,
         tokenizer_sha256=tokenizer.content_sha256,
         graphs={"cpu": graph},
-        training=training,
     ).to_json()
 
 

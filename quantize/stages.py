@@ -42,8 +42,17 @@ class Stages:
         folder: str,
         work: Callable[[Path, Tell], Facts],
         progress: Report,
+        *,
+        is_file: bool = False,
     ) -> Facts:
         """Do `work` into ``root / folder``, or give what an earlier run found.
+
+        Args:
+            name: What `progress` is told of.
+            folder: Of the stage alone, or with `is_file` one file beside those of other stages.
+            work: Called with the empty folder, or with the path where the file is to be.
+            progress: Told how far it is.
+            is_file: See `folder`.
 
         Returns:
             The facts `work` returned; they must survive JSON.
@@ -56,12 +65,12 @@ class Stages:
             return facts
         started = time.perf_counter()
         target = self.root / folder
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
+        _remove(target)
+        (target.parent if is_file else target).mkdir(parents=True, exist_ok=is_file)
         try:
             facts = work(target, lambda done, total: progress(name, done, total))
         except BaseException:
-            shutil.rmtree(target, ignore_errors=True)
+            _remove(target)
             raise
         write_json(mark, facts)
         self.seconds[name] = time.perf_counter() - started
@@ -112,3 +121,9 @@ class Stages:
         shutil.rmtree(self.root, ignore_errors=True)
         self._marks.mkdir(parents=True)
         write_json(path, self._identity)
+
+
+def _remove(path: Path) -> None:
+    if path.is_file():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)

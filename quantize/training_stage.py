@@ -1,13 +1,16 @@
 """The training graph of a drafter in a bundle, and what the manifest says of it."""
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft_npu.errors import ConfigError
-from omnidraft_npu.manifest import TrainingEntry
+from omnidraft_npu.manifest import ModelEntry, TrainingEntry, read_record
+from omnidraft_npu.progress import Report
 
 from .architecture import DecoderConfig
+from .stages import Facts, Stages, Tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,40 +47,61 @@ class TrainingShape:
         return cls(batch=int(found[1]), length=int(found[2]))
 
 
-def add_training_graph(
+def export_training(
+    entry: ModelEntry,
     config: DecoderConfig,
-    cpu: Path,
-    folder: str,
-    *,
-    lora_rank: int,
     shape: TrainingShape,
-    context_length: int,
+    stages: Stages,
+    progress: Report,
 ) -> TrainingEntry:
     """Write the training graph of a drafter beside its CPU graph, and check its gradients.
 
     Args:
+        entry: Of the drafter, whose CPU graph is there.
         config: Of the drafter.
-        cpu: Folder of the CPU graph.
-        folder: The drafter's path in the bundle.
-        lora_rank: Of the CPU graph's LoRA inputs.
         shape: Of a batch.
-        context_length: Of the CPU graph; no row is longer.
+        stages: Where the bundle is made.
+        progress: Told of every step.
 
     Raises:
         ExportError: a gradient is wrong.
     """
-    from .training.graph import TrainingGraphOptions, build_training_graph
-    from .training.parity import check_training_graph
+    from .training.graph import FILE_NAME
 
-    options = TrainingGraphOptions(
-        lora_rank=lora_rank, batch=shape.batch, length=min(shape.length, context_length)
+    facts = stages.run(
+        f"training graph of {entry.name}",
+        f"{entry.folder}/cpu/{FILE_NAME}",
+        lambda path, tell: _add_training_graph(path, entry, config, shape, tell),
+        progress,
+        is_file=True,
     )
-    path = build_training_graph(config, cpu, options)
-    return TrainingEntry(
-        path=f"{folder}/{path.relative_to(cpu.parent).as_posix()}",
-        lora_rank=lora_rank,
+    training: TrainingEntry = read_record(TrainingEntry, facts, "training")
+    return training
+
+
+def _add_training_graph(
+    path: Path, entry: ModelEntry, config: DecoderConfig, shape: TrainingShape, tell: Tell
+) -> Facts:
+    """The graph's `TrainingEntry` as JSON."""
+    from .training.graph import TrainingGraphOptions, build_training_graph
+    from .training.parity import NUM_STEPS, check_training_graph
+
+    tell(0, 1 + NUM_STEPS)
+    options = TrainingGraphOptions(
+        lora_rank=entry.graphs["cpu"].lora_rank,
+        batch=shape.batch,
+        length=min(shape.length, entry.context_length),
+    )
+    build_training_graph(config, path.parent, options)
+    tell(1, 1 + NUM_STEPS)
+    made = TrainingEntry(
+        path=f"{entry.folder}/cpu/{path.name}",
+        lora_rank=options.lora_rank,
         batch=options.batch,
         length=options.length,
         num_top=options.num_top,
-        gradient_error=check_training_graph(path, config, options),
+        gradient_error=check_training_graph(
+            path, config, options, lambda done: tell(1 + done, 1 + NUM_STEPS)
+        ),
     )
+    return dataclasses.asdict(made)

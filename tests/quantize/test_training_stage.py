@@ -87,6 +87,25 @@ def test_a_smaller_update_for_a_weak_device(checkpoint, tmp_path):
     assert "learns: LoRA of rank 2, 2 responses of at most 32 pieces" in shown.stdout
 
 
+def test_an_interrupted_check_keeps_the_drafter(checkpoint, tmp_path, monkeypatch):
+    """And what was there of the training graph goes; the next run makes that alone."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    options = ("--lora-rank", "2")
+    with monkeypatch.context() as patch:
+        patch.setattr(parity, "check_training_graph", interrupted)
+        assert export(checkpoint, tmp_path / "bundle", *options).exit_code != 0
+    folder = tmp_path / "bundle.partial/drafter/cpu"
+    assert {path.name for path in folder.iterdir()} == {"model.onnx", "model.onnx.data"}
+    again = export(checkpoint, tmp_path / "bundle", *options)
+    assert again.exit_code == 0, again.output
+    assert "training graph of model: 6 done" in again.stderr
+    assert "drafter model:" not in again.stderr
+    assert open_bundle(tmp_path / "bundle", verify=True).manifest.drafter.training is not None
+
+
 @pytest.mark.parametrize("shape", ["8", "0x256", "8x1", "8 x 256", "-1x5", "axb"])
 def test_a_shape_that_cannot_be_is_one_line(shape):
     with pytest.raises(ConfigError, match="use --training-shape 8x256"):
