@@ -1,12 +1,13 @@
 """The bundle that `run` makes where none is named."""
 
+import json
 import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tiny_bundle import write_bundle
+from tiny_bundle import CONTEXT, write_bundle
 
 from omnidraft_npu.bundle import open_bundle
 from omnidraft_npu.commands import default_pair
@@ -24,6 +25,21 @@ def test_a_missing_package_is_told_before_anything_is_fetched(tmp_path, monkeypa
     assert not fetched
 
 
+def edit_drafter(bundle, **training):
+    """Have the manifest say that the drafter learns, with these fields, or that it does not."""
+    path = bundle / "manifest.json"
+    document = json.loads(path.read_text())
+    drafter = document["drafter"]
+    if training:
+        # Any file does where nothing is learned.
+        own = {"path": drafter["graphs"]["cpu"]["path"], "num_top": 32, "gradient_error": None}
+        drafter["training"] = (drafter["training"] or own) | training
+        drafter["graphs"]["cpu"]["lora_rank"] = drafter["training"]["lora_rank"]
+    else:
+        drafter["training"] = None
+    path.write_text(json.dumps(document))
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """Targets that a default bundle was made for; a tiny bundle stands in for each."""
@@ -33,6 +49,7 @@ def made(tmp_path, monkeypatch):
         shutil.rmtree(bundle, ignore_errors=True)
         bundle.mkdir()
         write_bundle(bundle, eos=())
+        edit_drafter(bundle, lora_rank=16, batch=8, length=CONTEXT)
         targets.append(target)
 
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
@@ -127,3 +144,26 @@ def test_a_damaged_default_bundle_is_made_again(made, drafter, capsys):
     assert default_pair.default_bundle(None, accept_terms=False) == bundle
     assert made == ["smollm2-135m"] * 2
     assert "making it again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("learning", [{}, {"lora_rank": 8}, {"batch": 4}, {"length": 16}], ids=str)
+def test_a_default_bundle_that_learns_by_other_steps_is_made_again(made, drafter, learning, capsys):
+    """Such as one from before there was learning, or before its rank or shape was the default."""
+    bundle = default_pair.default_bundle(None, accept_terms=False)
+    edit_drafter(bundle, **learning)
+    assert default_pair.default_bundle(None, accept_terms=False) == bundle
+    assert made == ["smollm2-135m"] * 2
+    assert "was made to learn by other steps; making it again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-0123456789ab"])
+def test_a_default_bundle_named_by_an_earlier_rule_is_kept_but_not_used(
+    made, drafter, name, capsys
+):
+    """Neither the target alone nor the drafter alone says what a bundle learns."""
+    wanted = default_pair.default_bundle(None, accept_terms=False)
+    older = wanted.rename(wanted.with_name(name))
+    assert default_pair.default_bundle(None, accept_terms=False) == wanted != older
+    assert made == ["smollm2-135m"] * 2
+    assert older.is_dir()
+    assert f"{older} was made with another drafter or version" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from ..errors import BundleError, ConfigError, StoreError
 from ..files import sha256_of
 from ..locks import exclusive
 from ..lora import DEFAULT_RANK
+from ..manifest import ModelEntry
 from ..store.builtin_models import find_builtin
 from ..store.local import store_folder
 from .pull import fetch_model
@@ -82,16 +83,28 @@ def _is_whole(bundle: Path) -> bool:
     if not bundle.exists():
         return False
     try:
-        open_bundle(bundle)
+        drafter = open_bundle(bundle).manifest.drafter
     except BundleError as error:
         click.echo(f"{error}; making it again", err=True)
+        return False
+    if not _learns_as_now(drafter):
+        click.echo(f"{bundle} was made to learn by other steps; making it again", err=True)
         return False
     return True
 
 
+def _learns_as_now(drafter: ModelEntry) -> bool:
+    """Whether a drafter's adapters and updates have the shapes that a new one's would have."""
+    from omnidraft_npu.quantize.training_stage import TrainingShape
+
+    shape, made = TrainingShape(), drafter.training
+    wanted = (DEFAULT_RANK, shape.batch, min(shape.length, drafter.context_length))
+    return made is not None and (made.lora_rank, made.batch, made.length) == wanted
+
+
 def _name_older(bundle: Path, target: str) -> None:
     """Name what was made for other drafters: it is used no more, but may have learned something."""
-    for older in sorted(bundle.parent.glob(f"{target}-*/")):
+    for older in sorted(bundle.parent.glob(f"{target}*/")):
         if older.name != bundle.name:
             click.echo(
                 f"{older} was made with another drafter or version and is used no more: "
