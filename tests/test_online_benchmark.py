@@ -73,6 +73,40 @@ def test_settings_are_compared_and_a_second_run_computes_nothing_anew(
     assert json.loads((output / "online.json").read_text())["settings"] == document["settings"]
 
 
+@pytest.mark.slow
+def test_a_change_of_target_begins_with_what_was_learned_for_the_first(
+    modules, bundle, files, tmp_path, monkeypatch
+):
+    pytest.importorskip("matplotlib")
+    online, *_ = modules
+    monkeypatch.setattr("omnidraft_npu.runtime.learner.judged", lambda *_: "kept")
+    starts = {}
+    learn = online.learn
+
+    def learned(pair, setting, *arguments, start, **options):
+        starts[pair.target.entry.name, setting.follows] = start
+        found = learn(pair, setting, *arguments, start=start, **options)
+        starts[pair.target.entry.name, "end"] = dict(pair.adapter.adapter.tensors)
+        return found
+
+    monkeypatch.setattr(online, "learn", learned)
+    more = ["--target", "same", "--setting", "near", "--setting", "change"]
+    monkeypatch.setattr(sys, "argv", arguments(bundle, files, tmp_path, *more))
+    online.main()
+    found = json.loads((tmp_path / "online.json").read_text())["settings"]
+    names = [(one["target"], one["setting"]) for one in found]
+    assert names == [("target", "near"), ("same", "near"), ("same", "change")]
+    assert not starts["same", False]
+    start, end = starts["same", True], starts["target", "end"]
+    assert start.keys() == end.keys()
+    for name, tensor in end.items():
+        np.testing.assert_array_equal(start[name], tensor)
+    assert any(tensor.any() for name, tensor in start.items() if name.endswith(".B"))
+    # What was learned for the first target is in use before anything is learned for this one.
+    assert found[2]["curve"][0]["version"] == 1
+    assert found[2]["curve"][0]["tasks"] != found[1]["curve"][0]["tasks"]
+
+
 def test_a_recording_goes_on_where_it_ended(modules, bundle, tmp_path, monkeypatch):
     _, recorded_answers, _ = modules
     from omnidraft_npu.config import DecodeConfig
