@@ -20,7 +20,8 @@ from omnidraft_npu.progress import Report
 
 from .htp_model import HtpModel, check_htp
 from .htp_stage import export_htp
-from .model_stage import ModelRequest, PreparedModel, export_model, prepare_model
+from .model_request import ModelRequest
+from .model_stage import PreparedModel, export_model, prepare_model
 from .placing import check_output, put_in_place
 from .preflight import check_disk, size_text
 from .spelling_stage import export_spelling

@@ -13,7 +13,7 @@ from omnidraft_npu.bridge.following import ByteBridge
 from omnidraft_npu.chi_square import chi_square
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.quantize.export import ExportRequest, export_bundle
-from omnidraft_npu.quantize.model_stage import model_request
+from omnidraft_npu.quantize.model_request import model_request
 from omnidraft_npu.runtime.causal_lm import OnnxCausalLM
 from omnidraft_npu.runtime.session import Session, open_session
 

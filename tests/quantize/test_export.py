@@ -11,7 +11,7 @@ from tiny_checkpoints import write_checkpoint
 
 from omnidraft_npu.bundle import open_bundle
 from omnidraft_npu.cli import cli
-from omnidraft_npu.quantize import model_stage
+from omnidraft_npu.quantize.model_request import model_request
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_an_interrupted_export_resumes_with_its_finished_stages(checkpoints, tmp
 def test_a_changed_checkpoint_is_not_taken_for_the_old_one(checkpoints, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(checkpoints / "drafter", copy)
-    request = model_stage.model_request(str(copy), precision="fp32", context_length=64)
+    request = model_request(str(copy), precision="fp32", context_length=64)
     before = request.identity()
     os.utime(copy / "model.safetensors", ns=(1, 1))
     assert request.identity() != before
@@ -228,7 +228,7 @@ def test_a_full_disk_is_one_line_and_finished_stages_stay(checkpoints, tmp_path,
 )
 def test_a_model_is_named_after_its_folder_as_far_as_a_path_can_be(tmp_path, folder, name):
     (tmp_path / folder).mkdir()
-    request = model_stage.model_request(str(tmp_path / folder), precision="fp32", context_length=64)
+    request = model_request(str(tmp_path / folder), precision="fp32", context_length=64)
     assert request.name == name
 
 

@@ -124,7 +124,7 @@ def _make(bundle: Path, target: str, accept_terms: bool) -> None:
     fetch_model(target, accept_terms=accept_terms)
 
     from omnidraft_npu.quantize.export import ExportRequest, export_bundle
-    from omnidraft_npu.quantize.model_stage import model_request
+    from omnidraft_npu.quantize.model_request import model_request
     from omnidraft_npu.quantize.training_stage import TrainingShape
 
     from .progress import stage_progress

@@ -13,7 +13,7 @@ from .htp_options import htp_options, read_htp_options
 
 if TYPE_CHECKING:
     from omnidraft_npu.quantize.export import ExportReport
-    from omnidraft_npu.quantize.model_stage import Exporter
+    from omnidraft_npu.quantize.model_request import Exporter
 
 _PRECISIONS = get_args(Precision)
 
@@ -101,7 +101,7 @@ def command(
     """
     from omnidraft_npu.quantize.export import ExportRequest, export_bundle, partial_folder
     from omnidraft_npu.quantize.htp_request import default_lora_rank, htp_request
-    from omnidraft_npu.quantize.model_stage import model_request
+    from omnidraft_npu.quantize.model_request import model_request
     from omnidraft_npu.quantize.training_stage import TrainingShape
 
     from .progress import stage_progress
