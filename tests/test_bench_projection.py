@@ -88,6 +88,7 @@ def test_without_sizes_the_models_own_are_taken(bundle, tmp_path):
         (["--project-chip", "855"], "too old"),
         (["--project-target-size", "8"], "--project-chip"),
         (["--project-chip", "x-elite", "--project-target-size", "0"], "is 0.0"),
+        (["--project-chip", "x-elite", "--project-target-size", "inf"], "is inf"),
     ],
 )
 def test_what_cannot_be_projected_is_refused_before_anything_is_measured(

@@ -66,8 +66,8 @@ def projection_chip(
             continue
         if name is None:
             raise ConfigError(f"--project-{option}-size needs a chip: add --project-chip CHIP")
-        if not size > 0:
-            raise ConfigError(f"--project-{option}-size is {size}, must be above 0")
+        if not 0 < size < float("inf"):
+            raise ConfigError(f"--project-{option}-size is {size}, must be above 0 and finite")
     if name is None:
         return None
     chip = find_chip(name)
