@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from markov_model import MarkovModel
 
-from omnidraft_npu import speculative, verification
-from omnidraft_npu.bridge import text_walk, walk
+from omnidraft_npu import sampling, speculative, verification
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.token_law import TokenLaw
 
@@ -129,22 +128,28 @@ class _ExactRows:
         return TokenLaw(self._rows[row])
 
 
-def _allowed(weights: np.ndarray, sampling: SamplingConfig) -> np.ndarray:
+def _allowed(weights: np.ndarray, *_: object) -> np.ndarray:
     """In place of logits come weights; where one is ruled out as a logit is, it is 0."""
     return np.where(weights == -np.inf, Fraction(0), weights)
 
 
+_SAMPLING = SamplingConfig(temperature=1.0)
+
+
 @contextmanager
-def exact_arithmetic(max_thinned: int = 0) -> Iterator[pytest.MonkeyPatch]:
+def exact_arithmetic(
+    max_thinned: int = 0, sampling_of_drafts: SamplingConfig = _SAMPLING
+) -> Iterator[pytest.MonkeyPatch]:
     """Decoding takes the rows of `ExactModel` for laws, in both models.
 
-    Every thinned draw multiplies the outcomes, so there are few.
+    Every thinned draw multiplies the outcomes, so there are few. The target's law is its row
+    whatever options leave out of the drafter's.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in (walk, text_walk):
-            patch.setattr(module, "to_weights", _allowed)
+        patch.setattr(sampling, "_exponentials", _allowed)
         patch.setattr(speculative, "TargetLaw", _ExactRows)
         patch.setattr(verification, "_MAX_THINNED", max_thinned)
+        patch.setitem(globals(), "_SAMPLING", sampling_of_drafts)
         yield patch
 
 
@@ -157,9 +162,7 @@ def generate_exactly(
 ) -> Iterator[speculative.Round]:
     """`generate` with this generator; a context that never ends."""
     target.rewind(0)
-    config = DecodeConfig(
-        max_new_tokens=1000, max_draft_tokens=k, sampling=SamplingConfig(temperature=1.0)
-    )
+    config = DecodeConfig(max_new_tokens=1000, max_draft_tokens=k, sampling=_SAMPLING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(np.random, "default_rng", lambda seed: generator)
         rounds = speculative.generate(proposer, target, prompt, config)

@@ -1,8 +1,9 @@
 """Random toy pairs of drafter and target for exact laws."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from types import MappingProxyType
 
 import numpy as np
 from exact_laws import (
@@ -22,6 +23,7 @@ from omnidraft_npu.bridge.text_walk import TextWalk
 from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.vocabulary import Role, Vocabulary
 from omnidraft_npu.bridge.walk import PlainWalk, TrieWalk
+from omnidraft_npu.config import SamplingConfig
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.proposal import Proposal, Rule, Stop
 from omnidraft_npu.sampling import Draw
@@ -235,11 +237,12 @@ def distance(
     *,
     num_tokens: int = 2,
     max_thinned: int = 0,
+    options: Mapping[str, float] = MappingProxyType({}),
     wrap: Callable[[ModelDrafter], StoppedProposer] | None = None,
 ) -> Fraction:
     """Total variation of drafted from plain decoding in one toy pair."""
     make = getattr(pair, mode)
-    with exact_arithmetic(max_thinned):
+    with exact_arithmetic(max_thinned, SamplingConfig(temperature=1.0, **options)):
         drafted = law_of_tokens(
             make if wrap is None else lambda context: wrap(make(context)),
             pair.target,

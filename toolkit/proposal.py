@@ -79,12 +79,21 @@ class Visit:
     """Probability that `branch` was drawn with."""
     law: Callable[[], Probs] | None = None
     """Makes `branch_probs`, which only a rejection needs."""
+    share: Callable[[int], Any] | None = None
+    """The probability of one branch, in place of all; a `law` is needed too."""
 
     @cached_property
     def branch_probs(self) -> Probs | None:
         """``[children + 1]`` the law the branch was drawn from: each child, then STOP (0 at the
         root). None: all of it was on `branch`, as in greedy drafting."""
         return None if self.law is None else self.law()
+
+    def prob(self, branch: int) -> Any:
+        """Probability of one branch, which is not STOP."""
+        if self.share is not None:
+            return self.share(branch)
+        probs = self.branch_probs
+        return branch == self.branch if probs is None else probs.item(branch)
 
 
 @dataclass(frozen=True, kw_only=True)

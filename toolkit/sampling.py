@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .config import SamplingConfig
 from .peaks import Peaks
 from .proposal import Probs
-from .token_law import TokenLaw, total
+from .token_law import TokenLaw, running_sums, total
 
 Logits = npt.NDArray[np.float32]
 
@@ -43,9 +43,23 @@ def to_weights(logits: Logits, config: SamplingConfig) -> Probs:
     return weights
 
 
+def near_weights(logits: Logits, config: SamplingConfig) -> Probs:
+    """`to_weights` of few logits in less time: of those equal to the last kept one all stay."""
+    high = logits.max(initial=-np.inf)
+    weights = _exponentials(logits, _shift(high, config), config.temperature)
+    rising = np.sort(weights)[-config.top_k :]
+    if config.top_p < 1.0 and len(rising):
+        sums = running_sums(rising)
+        rest = (1.0 - config.top_p) * sums.item(-1)
+        rising = rising[int(sums[:-1].searchsorted(rest, side="right")) :]
+    if len(rising):
+        _zero_below(weights, max(rising.item(0), config.min_p * rising.item(-1)))
+    return weights
+
+
 def token_law(logits: Logits, config: SamplingConfig) -> TokenLaw:
     """The law that `to_weights` gives, mostly without looking at unlikely tokens one by one."""
-    if not (config.top_k or config.top_p < 1.0 or config.min_p > 0.0):
+    if not leaves_out(config):
         return TokenLaw(to_weights(logits, config))
     peaks = Peaks(logits)
     shift = _shift(peaks.max, config)
@@ -65,6 +79,11 @@ def token_law(logits: Logits, config: SamplingConfig) -> TokenLaw:
     _narrow(weights, config, whole)
     kept = np.flatnonzero(weights)
     return TokenLaw(weights[kept], ids[kept], len(logits))
+
+
+def leaves_out(config: SamplingConfig) -> bool:
+    """Whether options leave out tokens."""
+    return bool(config.top_k or config.top_p < 1.0 or config.min_p > 0.0)
 
 
 def _shift(high: Any, config: SamplingConfig) -> Any:

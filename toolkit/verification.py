@@ -151,14 +151,11 @@ def _thinned(visit: Visit, trie: PieceTrie, law: TokenLaw, rng: np.random.Genera
     branches = trie.root_branches
     for _ in range(_MAX_THINNED):
         token_id = law.draw(rng)
-        if token_id >= len(branches) or branches[token_id] == len(nodes):
+        if token_id >= len(branches) or branches.item(token_id) == len(nodes):
             return token_id
-        branch = int(branches[token_id])
-        share = (
-            visit.branch_probs[branch] if visit.branch_probs is not None else branch == visit.branch
-        )
+        branch = branches.item(token_id)
         mass = law.mass(trie.subtree_tokens(int(nodes[branch])))
-        if not rng.random() * mass < share * law.total:
+        if not rng.random() * mass < visit.prob(branch) * law.total:
             return token_id
     return None
 
@@ -184,7 +181,7 @@ def _redraw(
 
 def _other_or_same(token_id: int, law: TokenLaw, rng: np.random.Generator) -> int:
     """A token with the target's law, by a coin for a certain draft token first."""
-    weight = law.of(np.array([token_id]))[0]
+    weight = law.weight(token_id)
     if rng.random() * law.total < weight:
         return token_id
     return law.draw_other(token_id, rng)

@@ -57,6 +57,13 @@ def test_draws_that_spare_the_sums_have_the_same_law(mode, max_thinned):
         assert distance(pair, mode, 1, num_tokens=1, max_thinned=max_thinned) == 0, seed
 
 
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.5}], ids=str)
+@pytest.mark.parametrize("mode", ["full", "plain"])
+def test_what_options_leave_out_of_the_drafts_does_not_change_the_law(mode, options):
+    for seed in range(8 if mode == "full" else 3):
+        assert distance(ToyPair(seed), mode, 2, num_tokens=1, options=options) == 0, seed
+
+
 def test_the_law_is_kept_over_several_rounds_of_one_conversation():
     """Counters, caches and rewinding included: one `generate`, not one a round."""
     for seed in range(3):

@@ -64,7 +64,7 @@ def test_a_correction_of_a_certain_token_from_the_whole_law_is_noticed(monkeypat
 
 
 def test_draws_that_spare_the_sums_and_keep_every_token_are_noticed(monkeypatch):
-    rewrite(monkeypatch, verification, "_thinned", "< share * law.total", "< 0")
+    rewrite(monkeypatch, verification, "_thinned", "< visit.prob(branch) * law.total", "< 0")
     pairs = [ToyPair(seed) for seed in range(8)]
     assert any(distance(pair, "full", 1, num_tokens=1, max_thinned=1) > 0 for pair in pairs)
 
@@ -83,7 +83,10 @@ def test_mass_of_the_children_left_in_the_law_after_stop_is_noticed(monkeypatch)
                 if piece in roots:
                     law[roots.index(piece)] += prob / stop.branch_probs[STOP]
             law = law * (1 / law.sum())
-            visits = [stop, replace(start, law=lambda: law, branch_prob=law[start.branch])]
+            visits = [
+                stop,
+                replace(start, law=lambda: law, share=None, branch_prob=law[start.branch]),
+            ]
         return visits
 
     monkeypatch.setattr(TrieWalk, "_sample", unsound)

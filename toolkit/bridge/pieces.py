@@ -3,9 +3,8 @@
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from .vocabulary import SPACE_MARK, Role, Vocabulary, kind_of
 
@@ -85,8 +84,8 @@ class PieceEncoder:
         pieces: list[int] = self._tokenizer.encode(data.decode(), add_special_tokens=False).ids
         if not self._spells(pieces, data):
             return self._longest_matches(data)
-        ends = np.cumsum(self.vocabulary.lengths[pieces])
-        return pieces, [0, *ends[:-1].tolist()]
+        lengths = [len(self._bytes[piece]) for piece in pieces[:-1]]
+        return pieces, list(accumulate(lengths, initial=0))
 
     def _longest_matches(self, data: bytes) -> tuple[list[int], list[int]]:
         table, longest = self.vocabulary.by_bytes, int(self.vocabulary.lengths.max(initial=0))

@@ -1,7 +1,5 @@
 """The walk of one round through the spelling trie, piece by piece."""
 
-import math
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,16 +7,13 @@ import numpy.typing as npt
 
 from ..proposal import ROOT, STOP, PieceTrie, Probs, Visit
 from ..sampling import Draw, to_weights
-from ..token_law import AnyIds, Sampler, total
-from .spelling import Ids, Spellings
+from ..token_law import first_above, running_sums
+from .roots import Roots
+from .spelling import Spellings
 from .trie import SpellingTrie
 
 Logits = npt.NDArray[np.float32]
 _NO_PIECES = np.empty(0, np.int32)
-_LEAST = 1e-5
-"""Share of the likeliest piece's probability below which a piece is not drawn."""
-_LEAST_OF_REST = 0.01
-"""The same, of what top-p leaves out; pieces below it are hardly ever among those that it keeps."""
 
 
 class Walk(Protocol):
@@ -58,6 +53,7 @@ class PlainWalk:
 
     def __init__(self, num_shared: int) -> None:
         self.trie = SpellingTrie.build(Spellings.of_pieces(num_shared), num_shared)
+        self._roots = Roots(self.trie, num_shared)
         self._num_shared = num_shared
         self.begin()
 
@@ -72,12 +68,10 @@ class PlainWalk:
         if draw is None:
             visit = Visit(node=ROOT, branch=int(shared.argmax()))
         else:
-            ids = _likely(shared, draw)
-            weights = to_weights(shared[ids], draw.sampling)
-            drawn = _draw_start(ids, weights, np.arange(len(shared)), {}, draw)
-            if drawn is None:
+            found = self._roots.weights(shared, _NO_PIECES, draw.sampling)
+            if found is None:
                 return None
-            visit = drawn
+            visit = self._roots.draw(found[0], draw)
         self.token_ids.append(visit.branch)
         self.visits.append((visit,))
         return visit.branch
@@ -109,18 +103,11 @@ class TrieWalk:
         Raises:
             ValueError: the trie holds a piece that the drafter has no logits for.
         """
-        pieces, _ = trie.children(ROOT)
         largest = int(trie.child_pieces.max(initial=-1))
         if largest >= self._num_pieces:
             raise ValueError(f"the trie holds piece {largest}, the drafter has {self._num_pieces}")
         self.trie = trie
-        aliases = trie.aliases[np.isin(trie.aliases[:, 1], pieces)]
-        self._aliases: dict[int, int] = dict(aliases.tolist())
-        self._is_start = np.zeros(self._num_pieces, np.bool_)
-        """Whether a piece begins a token, or stands for one that does."""
-        self._is_start[pieces] = self._is_start[[*self._aliases]] = True
-        self._others = np.flatnonzero(~self._is_start)
-        self._scratch = np.empty(self._num_pieces, np.float32)
+        self._roots = Roots(trie, self._num_pieces)
         self.begin()
 
     def begin(self) -> None:
@@ -206,71 +193,48 @@ class TrieWalk:
         STOP has the mass of all pieces that are not children. The piece after it has the
         same law without the children.
         """
-        node = self._node
+        node, roots = self._node, self._roots
         children = self.trie.children(node)[0] if node != ROOT else _NO_PIECES
         if node != ROOT and not len(self.trie.tokens(node)):
-            weights = to_weights(logits[children], draw.sampling)
-            visit = _draw_branch(node, weights, 0, draw)
+            visit = _draw_branch(node, to_weights(logits[children], draw.sampling), 0, draw)
             return None if visit is None else [visit]
-        starts = self._likely_starts(logits, children, draw)
-        weights = to_weights(logits[np.concatenate((children, starts))], draw.sampling)
-        extending, starting = weights[: len(children)], weights[len(children) :]
-        visits: list[Visit] = []
-        if node != ROOT:
-            visit = _draw_branch(node, extending, total(starting), draw)
-            if visit is None or visit.branch != STOP:
-                return None if visit is None else [visit]
-            visits.append(visit)
-        visit = _draw_start(starts, starting, self.trie.children(ROOT)[0], self._aliases, draw)
-        return None if visit is None else [*visits, visit]
-
-    def _likely_starts(self, logits: Logits, children: Ids, draw: Draw) -> AnyIds:
-        """Pieces that begin a token and are not far less likely than the likeliest one.
-
-        Where another piece is much likelier, it is not looked at for what is likely. A
-        child of the current node begins no token.
-        """
-        is_start = self._is_start
-        were_starts = is_start[children]
-        is_start[children] = False
-        pieces = _likely(logits, draw)
-        starts = pieces[is_start[pieces]]
-        if not len(starts) or logits[starts].max() < logits[pieces].max() + _span(draw) / 2:
-            allowed = is_start.nonzero()[0]
-            starts = allowed[_likely(logits[allowed], draw)]
-        is_start[children] = were_starts
-        return starts
+        found = roots.weights(logits, children, draw.sampling)
+        if found is None:
+            return None
+        starting, extending = found
+        if node == ROOT:
+            return [roots.draw(starting, draw)]
+        visit = _draw_branch(node, extending, starting.total, draw)
+        if visit is None or visit.branch != STOP:
+            return None if visit is None else [visit]
+        return [visit, roots.draw(starting, draw)]
 
     def _choose(self, logits: Logits) -> list[Visit] | None:
         """The branches of the most likely allowed piece."""
-        node = self._node
-        piece = self._likeliest(logits, node)
-        branch = self._branch(node, piece)
-        if branch is not None:
-            return [Visit(node=node, branch=branch)]
-        start = self._branch(ROOT, piece)
-        if node == ROOT or start is None or not len(self.trie.tokens(node)):
-            return None
-        return [Visit(node=node, branch=STOP), Visit(node=ROOT, branch=start)]
-
-    def _likeliest(self, logits: Logits, node: int) -> int:
-        trie = self.trie
-        children, _ = trie.children(node)
+        node, trie, roots = self._node, self.trie, self._roots
         if node != ROOT and not len(trie.tokens(node)):
-            return int(children[logits[children].argmax()])
+            children, _ = trie.children(node)
+            return [Visit(node=node, branch=int(logits[children].argmax()))]
         # Mostly the best piece of all is allowed, and masking costs a pass over the vocabulary.
-        best = self._resolve(int(logits.argmax()))
-        if self._branch(node, best) is not None or self._branch(ROOT, best) is not None:
-            return best
-        masked = self._scratch
-        np.copyto(masked, logits)
-        masked[self._others] = -np.inf
-        if node != ROOT:
-            masked[children] = logits[children]
-        return self._resolve(int(masked.argmax()))
+        visits = self._visits_to(int(logits.argmax()))
+        if visits is None:
+            children = trie.children(node)[0] if node != ROOT else _NO_PIECES
+            visits = self._visits_to(int(roots.allowed_only(logits, children).argmax()))
+        return visits
 
-    def _resolve(self, piece: int) -> int:
-        return self._aliases.get(piece, piece)
+    def _visits_to(self, piece: int) -> list[Visit] | None:
+        """The branches to what a piece leads to where a token ends or begins; None if nothing."""
+        start = self._roots.branch(piece)
+        if start >= 0:
+            piece = self._roots.pieces.item(start)
+        if self._node == ROOT:
+            return [Visit(node=ROOT, branch=start)] if start >= 0 else None
+        branch = self._branch(self._node, piece)
+        if branch is not None:
+            return [Visit(node=self._node, branch=branch)]
+        if start < 0:
+            return None
+        return [Visit(node=self._node, branch=STOP), Visit(node=ROOT, branch=start)]
 
     def _branch(self, node: int, piece: int) -> int | None:
         """Index of a piece among a node's children, None where it is not one."""
@@ -279,73 +243,21 @@ class TrieWalk:
         return i if i < len(pieces) and pieces[i] == piece else None
 
 
-def _likely(logits: Logits, draw: Draw) -> AnyIds:
-    """Indices of the logits that may be drawn; none where they are not numbers."""
-    likely: AnyIds = (logits >= logits.max(initial=-np.inf) + _span(draw)).nonzero()[0]
-    return likely
-
-
-def _span(draw: Draw) -> float:
-    """How far below the largest logit one may be drawn, as a negative number.
-
-    Lossless for any span: it only shapes the law that the drafter draws from and reports.
-    """
-    sampling = draw.sampling
-    least = max(_LEAST, _LEAST_OF_REST * (1 - sampling.top_p))
-    return sampling.temperature * math.log(least)
-
-
-def _draw_start(
-    pieces: AnyIds, weights: Probs, starts: AnyIds, aliases: Mapping[int, int], draw: Draw
-) -> Visit | None:
-    """A branch of the root, by the weights of the pieces that may be drawn; None of all 0.
-
-    Args:
-        pieces: ``[n]`` rising.
-        weights: ``[n]``.
-        starts: ``[children of the root]`` the piece that leads to each, rising.
-        aliases: Pieces with those of `starts` that they stand for.
-        draw: How to draw.
-    """
-    sampler = Sampler(weights)
-    if not sampler.total > 0:
-        return None
-    at = sampler.draw(draw.rng)
-    piece = aliases.get(int(pieces[at]), int(pieces[at]))
-    number = weights.dtype.type
-    scale = 1 / sampler.total
-
-    def law() -> Probs:
-        probs = np.zeros(len(starts) + 1, weights.dtype)
-        meant = np.array([aliases.get(i, i) for i in pieces.tolist()]) if aliases else pieces
-        np.add.at(probs, starts.searchsorted(meant), weights)
-        probs *= number(scale)
-        return probs
-
-    same = [at]
-    if aliases:
-        others = {piece, *(alias for alias, start in aliases.items() if start == piece)}
-        same = np.flatnonzero(np.isin(pieces, list(others))).tolist()
-    return Visit(
-        node=ROOT,
-        branch=int(starts.searchsorted(starts.dtype.type(piece))),
-        branch_prob=total(weights[same]) * scale,
-        law=law,
-    )
-
-
 def _draw_branch(node: int, weights: Probs, stop: Any, draw: Draw) -> Visit | None:
     """One of a node's children by their weights, or STOP by its own; None where all are 0."""
-    number = weights.dtype.type
-    law = np.append(weights, number(stop))
-    sampler = Sampler(law)
-    if not sampler.total > 0:
+    sums = running_sums(weights)
+    whole = sums.item(-1) + stop
+    if not whole > 0:
         return None
-    branch = sampler.draw(draw.rng)
-    law *= number(1 / sampler.total)
+    at = draw.rng.random() * whole
+    branch, weight = STOP, stop
+    if not at < stop:
+        branch = first_above(sums, at - stop)
+        weight = weights.item(branch)
+    number = weights.dtype.type
     return Visit(
         node=node,
-        branch=branch if branch < len(weights) else STOP,
-        branch_prob=law[branch],
-        law=lambda: law,
+        branch=branch,
+        branch_prob=weight / whole,
+        law=lambda: np.append(weights, number(stop)) * number(1 / whole),
     )
