@@ -178,6 +178,18 @@ def test_what_is_about_learning_needs_learn(bundle, arguments):
     assert f"{arguments[0]} is about what is learned" in result.stderr
 
 
+def test_a_busy_machine_is_told(capsys):
+    from omnidraft_npu.commands.bench_learning import tell_unsteady
+
+    slow, steady, fast = (
+        {"all": {"target_alone": {"decode_tokens_per_s": speed}}} for speed in (10.0, 12.0, 13.0)
+    )
+    tell_unsteady(slow, steady)
+    assert capsys.readouterr().err == ""
+    tell_unsteady(slow, fast)
+    assert "10.0 tok/s before and 13.0 after" in capsys.readouterr().err
+
+
 def test_another_loss_is_another_lesson(bundle, files, document):
     found = json.loads(bench(bundle, files, "--json", "--learn-loss", "paper").stdout)["learning"]
     assert (document["learning"]["loss"], found["loss"]) == ("near", "paper")

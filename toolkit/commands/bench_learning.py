@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from ..config import DecodeConfig
 
+_STEADY = 1.25
+"""Times that the target alone may be faster in one measurement than in the other."""
+
 Measure = Callable[[], dict[str, Any]]
 """Gives the rows and the summary of the held-out prompts, with the adapter in use now."""
 
@@ -99,6 +102,8 @@ def measure_learning(
         after = measure()
     except KeyboardInterrupt:
         click.echo("what was learned is not measured", err=True)
+    if after is not None:
+        tell_unsteady(document["summary"], after["summary"])
     document["learning"] = {
         "draft_tokens": document["summary"]["all"]["draft_tokens"],
         "seconds": seconds,
@@ -107,6 +112,17 @@ def measure_learning(
         **stream_to_json(prompts, streamed),
     }
     return document
+
+
+def tell_unsteady(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Say on stderr where the machine was too busy for the speed-ups to be compared."""
+    speeds = [summary["all"]["target_alone"]["decode_tokens_per_s"] for summary in (before, after)]
+    if max(speeds) > _STEADY * min(speeds):
+        click.echo(
+            f"the target alone decoded {speeds[0]:.1f} tok/s before and {speeds[1]:.1f} after: "
+            "the machine was busy, so the speed-ups cannot be compared; acceptance can",
+            err=True,
+        )
 
 
 def _follow(one_by_one: "Iterator[Streamed]", total: int, streamed: "list[Streamed]") -> None:
