@@ -33,13 +33,21 @@ def read_peft_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise BundleError(
             f"{path} cannot be read ({error}): give a folder that PEFT's save_pretrained wrote"
         ) from error
-    if kind != "LORA" or not isinstance(rank, int) or rank < 1:
-        raise BundleError(f"{path} is for {kind} of rank {rank!r}, only LORA can be imported")
+    if isinstance(config, dict) and config.get("peft_type", "LORA") != "LORA":
+        raise BundleError(f"{path} is for {config['peft_type']}, only LORA can be imported")
+    needed = ("r", "lora_alpha", "peft_type")
+    if not isinstance(config, dict) or any(key not in config for key in needed):
+        raise BundleError(
+            f"{path} does not set all of {', '.join(needed)}: give a folder that PEFT's "
+            "save_pretrained wrote"
+        )
+    rank, alpha = config["r"], config["lora_alpha"]
+    if not isinstance(rank, int) or rank < 1:
+        raise BundleError(f"{path} has r {rank!r}, which is no rank: it is 1 or more")
     if not isinstance(alpha, int | float):
         raise BundleError(f"{path} has lora_alpha {alpha!r}, which is no number")
     for key, what in _FOREIGN.items():

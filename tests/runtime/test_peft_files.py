@@ -166,6 +166,23 @@ def test_a_damaged_folder_is_one_line(adapter, tmp_path, damage):
         read_peft(tmp_path, key=KEY, drafter="tiny")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "does not set all of r, lora_alpha, peft_type"),
+        ('{"peft_type": "LORA", "r": 4}', "does not set all of r, lora_alpha, peft_type"),
+        ('{"peft_type": "LORA", "r": 0, "lora_alpha": 4}', "has r 0, which is no rank"),
+        ('{"peft_type": "IA3"}', "is for IA3, only LORA can be imported"),
+    ],
+)
+def test_a_config_that_lacks_what_is_needed_names_it(adapter, tmp_path, text, words):
+    """It was a Python error in brackets: `cannot be read ('r')`, even for another kind."""
+    write_peft(tmp_path, adapter, key=KEY, drafter="tiny")
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(BundleError, match=words):
+        read_peft(tmp_path, key=KEY, drafter="tiny")
+
+
 def test_the_acceptance_head_goes_into_a_file_that_peft_does_not_read(adapter, tmp_path):
     head = {"head.out.bias": np.full(1, 0.25, np.float32)}
     write_peft(tmp_path, adapter | head, key=KEY, drafter="tiny")
