@@ -18,6 +18,7 @@ from omnidraft_npu.cli import cli
 from omnidraft_npu.commands.adapters import command
 from omnidraft_npu.runtime.adapter_files import AdapterKey, write_adapter
 from omnidraft_npu.runtime.adapter_store import AdapterStore
+from omnidraft_npu.runtime.learner_state import Progress, training_path, write_training
 from omnidraft_npu.runtime.peft_files import read_peft
 from omnidraft_npu.state_folder import adapters_path, learning, replay_path
 
@@ -116,6 +117,24 @@ def test_a_target_that_learned_nothing_says_so(bundle):
     assert_one_line(run("export", bundle, "x", "--target", "same"), 5, "no adapter is in use")
 
 
+def test_an_adapter_under_training_is_listed_as_such(bundle):
+    """`run` said that it learned, and `list` right after only that there was no adapter yet."""
+    learn(bundle)
+    path = training_path(replay_path(bundle, "other"))
+    for num_updates in (0, 1):
+        write_training(path, Progress(num_updates=num_updates), tensors(), key_of(bundle))
+        shown = run("list", bundle).stdout
+        assert ("one adapter is under training" in shown) == (num_updates > 0)
+
+
+@pytest.mark.parametrize("arguments", [("show", "0"), ("export", "x", "--version", "0")])
+def test_version_0_is_told_to_be_none_while_another_is_in_use(bundle, arguments):
+    """It said that no adapter was in use, which was wrong."""
+    learn(bundle)
+    result = run(arguments[0], bundle, *arguments[1:])
+    assert_one_line(result, 5, "0 is the drafter without an adapter")
+
+
 def test_show_gives_one_version(bundle):
     learn(bundle)
     document = json.loads(run("show", bundle, "v0002", "--json").stdout)
@@ -160,6 +179,9 @@ def test_import_tells_what_peft_says_and_what_is_missing(bundle, tmp_path):
     result = run("import", bundle, tmp_path / "x")
     assert "trained on their/model; this drafter came from omnidraft-tiny" in result.stderr
     assert "no acceptance head" in result.stderr
+    assert run("export", bundle, tmp_path / "y", "--version", "2").exit_code == 0
+    assert "trained on" not in run("import", bundle, tmp_path / "y").stderr
+    assert run("rollback", bundle).exit_code == 0
     assert run("rollback", bundle).exit_code == 0
     assert store_of(bundle).current == 3
 

@@ -56,6 +56,8 @@ def list_(bundle: Path, target: str | None, as_json: bool) -> None:
     else:
         click.echo(f"no adapter for {opened.target.name} yet")
     click.echo(f"{replay['examples']:,} examples to learn from, {replay['bytes']:,} bytes")
+    if opened.is_training():
+        click.echo("one adapter is under training: a version as soon as it drafts better")
 
 
 @command.command()
@@ -169,8 +171,8 @@ def import_(bundle: Path, source: Path, target: str | None) -> None:
         except OSError as error:
             raise opened.unwritable(error) from error
     click.echo(f"version {record.version} is in use for {opened.target.name}", err=True)
-    if found.base_model:
-        drafter = opened.bundle.manifest.drafter.source
+    drafter = opened.bundle.manifest.drafter.source
+    if found.base_model and found.base_model != drafter:
         click.echo(
             f"it says that it was trained on {found.base_model}; this drafter came from {drafter}",
             err=True,

@@ -38,6 +38,11 @@ class OpenedAdapters:
 
     def number(self, version: int | None) -> int:
         """The version that was named, or the one in use; never that without an adapter."""
+        if version == 0:
+            raise BundleError(
+                "0 is the drafter without an adapter: name a version that `omnidraft-npu adapters "
+                "list` shows"
+            )
         found = self.store.current if version is None else version
         if not found:
             raise BundleError(
@@ -63,6 +68,13 @@ class OpenedAdapters:
 
         kept = ReplayBuffer(folder=replay_path(self.bundle.root, self.target.name), pair="")
         return {"examples": len(kept), "bytes": kept.num_bytes}
+
+    def is_training(self) -> bool:
+        """Whether updates were made that are no version yet, since they do not draft better yet."""
+        from omnidraft_npu.runtime.learner_state import read_training, training_path
+
+        path = training_path(replay_path(self.bundle.root, self.target.name))
+        return read_training(path, self.store.key)[0].num_updates > 0
 
     def unwritable(self, error: OSError) -> StateError:
         """What to say where a version cannot be written."""
