@@ -112,9 +112,10 @@ def read_adapter(path: Path, key: AdapterKey) -> dict[str, npt.NDArray[np.float3
     try:
         adapter = ort.AdapterFormat.read_adapter(str(path))
         tensors = {n: np.array(v.numpy(), np.float32) for n, v in adapter.get_parameters().items()}
-    except Exception as error:  # onnxruntime raises what C++ threw
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise BundleError(f"{path} is not an adapter that can be read ({reason})") from error
+    except Exception as error:  # onnxruntime raises what C++ threw, with a place in its own source
+        raise BundleError(
+            f"{path} is not an adapter that can be read: it is damaged, or a file of another kind"
+        ) from error
     made_for = (adapter.get_model_version(), adapter.get_adapter_version())
     for what, found, mine in zip(_MARKED, made_for, key.marks, strict=True):
         if found not in (_UNKNOWN, mine):

@@ -38,8 +38,8 @@ def learning(bundle: Path, target_name: str) -> Iterator[None]:
 
     def busy() -> None:
         raise StateError(
-            f"another process is learning for {target_name} of {bundle}: wait until it ends, or "
-            "decode with --no-learn"
+            f"another process is learning for {target_name} of {bundle}: wait until it ends "
+            "(decoding with --no-learn need not wait)"
         )
 
     with contextlib.ExitStack() as held:
@@ -50,8 +50,8 @@ def learning(bundle: Path, target_name: str) -> Iterator[None]:
                 remove_leftovers(folder)
         except OSError as error:
             raise StateError(
-                f"cannot write to {lock.parent} ({error.strerror or error}): make it writable, or "
-                "decode with --no-learn"
+                f"cannot write to {lock.parent} ({error.strerror or error}): make it writable "
+                "(decoding with --no-learn writes nothing)"
             ) from error
         yield
 
