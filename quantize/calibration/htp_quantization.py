@@ -19,6 +19,7 @@ from ..recipes import Recipe
 from ..tensor_file import TensorFile
 from .comparison import Comparison, ModelComparison
 from .encodings import Encoding, encode
+from .fp16_graph import write_fp16_graph
 from .nbits_graph import build_nbits_graph
 from .qdq_graph import QdqGraph, constants_of
 from .ranges import Ranges, collect_ranges
@@ -46,7 +47,7 @@ class QuantizedGraphs:
     calibration: str = ""
     """Text the ranges and weights were calibrated on, and its shape."""
     comparison: Comparison | None = None
-    """None for a recipe that quantises nothing."""
+    """What the recipe costs; of fp16, with every value rounded to it on the CPU."""
     faults: tuple[str, ...] = ()
     """The recipe's bounds that do not hold."""
 
@@ -101,20 +102,25 @@ def quantize_htp_decoder(
     places = [folder] if len(layers) == 1 else [folder / f"part_{i}" for i in range(len(layers))]
     pieces = [dataclasses.replace(options, layers=run) for run in layers]
     made: list[dict[int, Path]] = []
-    if recipe.weights is None:
-        for i, (place, piece) in enumerate(zip(places, pieces, strict=True)):
-            tell("graphs", i, len(places))
-            made.append(_finish(build_htp_decoder(config, tensors, place, piece), options))
-        tell("graphs", len(places), len(places))
-        return QuantizedGraphs(parts=tuple(made))
     longest = max(options.lengths)
     window = min(_WINDOW, options.context_length) // longest * longest
     text = calibration_text(
         calibration, tokenizer, context_length=options.context_length, window=window
     )
+    comparison = ModelComparison(text.held_out, sliding_window=config.sliding_window)
+    if recipe.weights is None:
+        for i, (place, piece) in enumerate(zip(places, pieces, strict=True)):
+            tell("graphs", i, len(places))
+            graphs = build_htp_decoder(config, tensors, place, piece)
+            _compare_fp16(comparison, graphs[longest], layers[i])
+            made.append(_finish(graphs, options))
+        tell("graphs", len(places), len(places))
+        found = comparison.result()
+        return QuantizedGraphs(
+            parts=tuple(made), comparison=found, faults=tuple(found.faults(recipe))
+        )
     scratch = folder / _SCRATCH
     weights = IntegerWeights(rounded or scratch / "weights")
-    comparison = ModelComparison(text.held_out, sliding_window=config.sliding_window)
     try:
         quantize_weights(
             config,
@@ -151,6 +157,16 @@ def quantize_htp_decoder(
         comparison=found,
         faults=tuple(found.faults(recipe)),
     )
+
+
+def _compare_fp16(comparison: ModelComparison, path: Path, layers: range) -> None:
+    """Add a float graph beside itself with every value rounded to fp16."""
+    rounded = path.with_name("rounded.onnx")
+    try:
+        write_fp16_graph(path, rounded)
+        comparison.add(path, rounded, layers)
+    finally:
+        rounded.unlink(missing_ok=True)
 
 
 def _calibrate(

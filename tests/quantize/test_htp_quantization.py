@@ -245,17 +245,38 @@ def test_each_bound_of_a_recipe_is_a_fault_where_it_does_not_hold(bound, words):
     assert list(broken.faults(kept)) == ["perplexity rises by more than 8 %"]
 
 
-def test_fp16_quantises_nothing_and_needs_no_text(models, tmp_path):
+def test_fp16_quantises_nothing_and_reports_what_rounding_every_value_costs(models, tmp_path):
     model = models("llama")
     made = quantize_htp_decoder(
         model.config,
         model.tensors.__getitem__,
-        None,
+        Numbers(),
         tmp_path,
         HtpGraphOptions(lengths=(8,), context_length=CONTEXT),
         RECIPES["fp16"],
     )
-    assert (made.comparison, made.is_accurate, made.calibration) == (None, None, "")
+    assert (made.is_accurate, made.calibration) == (True, "")
+    assert 1e-4 < made.comparison.relative_error < 1e-2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["length_8.onnx", "weights.data"]
+
+
+def test_values_beyond_fp16_are_reported(models, tmp_path):
+    """They become infinite on the HTP; a float report would not show it."""
+    model = models("llama")
+
+    def huge(name):
+        scale = 1e6 if name == "layers.1.down_proj" else 1
+        return model.tensors[name] * np.float32(scale)
+
+    made = quantize_htp_decoder(
+        model.config,
+        huge,
+        Numbers(),
+        tmp_path,
+        HtpGraphOptions(lengths=(8,), context_length=CONTEXT),
+        RECIPES["fp16"],
+    )
+    assert made.is_accurate is False
 
 
 def test_nothing_is_left_of_a_failed_export(models, tmp_path):

@@ -17,13 +17,23 @@ from omnidraft_npu.runtime.static_lm import StaticModel
 SHAPE = {"lengths": (1, 4, 16), "context_length": 32, "has_hidden_states": True, "lora_rank": 2}
 
 
+class Letters:
+    """A tokenizer that gives every letter of a prompt some id of a tiny model."""
+
+    bos_token_id = None
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        return [3 + ord(letter) % 100 for letter in text[:24]]
+
+
 @pytest.fixture(scope="module")
 def made(models, tmp_path_factory):
     """A model, its graphs as they are deployed, and the same with logits everywhere."""
     model, root = models("qwen3"), tmp_path_factory.mktemp("prefill")
     source = (model.config, model.tensors.__getitem__)
     options = HtpGraphOptions(**SHAPE, prefill_length=16)
-    graphs = quantize_htp_decoder(*source, None, root / "made", options, RECIPES["fp16"]).graphs
+    fp16 = RECIPES["fp16"]
+    graphs = quantize_htp_decoder(*source, Letters(), root / "made", options, fp16).graphs
     return model, graphs, build_htp_decoder(*source, root / "whole", HtpGraphOptions(**SHAPE))
 
 
