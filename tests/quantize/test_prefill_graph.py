@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from letters_tokenizer import Letters
 from reference_models import random_ids
 from simulated_htp import open_simulated
 
@@ -15,15 +16,6 @@ from omnidraft_npu.quantize.recipes import RECIPES
 from omnidraft_npu.runtime.static_lm import StaticModel
 
 SHAPE = {"lengths": (1, 4, 16), "context_length": 32, "has_hidden_states": True, "lora_rank": 2}
-
-
-class Letters:
-    """A tokenizer that gives every letter of a prompt some id of a tiny model."""
-
-    bos_token_id = None
-
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
-        return [3 + ord(letter) % 100 for letter in text[:24]]
 
 
 @pytest.fixture(scope="module")

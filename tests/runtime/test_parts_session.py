@@ -3,6 +3,7 @@
 import numpy as np
 import onnxruntime as ort
 import pytest
+from letters_tokenizer import Letters
 from tiny_checkpoints import write_checkpoint
 
 from omnidraft_npu.errors import BundleError
@@ -25,7 +26,7 @@ def graphs(tmp_path_factory):
     layers = (range(1), range(1, config.num_layers))
     whole = build_htp_decoder(config, checkpoint.tensor, root / "whole", OPTIONS)
     recipe = RECIPES["fp16"]
-    source = (config, checkpoint.tensor, None, root / "split", OPTIONS, recipe)
+    source = (config, checkpoint.tensor, Letters(), root / "split", OPTIONS, recipe)
     return whole, quantize_htp_decoder(*source, parts=layers).parts, config
 
 
