@@ -7,14 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from omnidraft_npu.distillation import TokenLaws
+from omnidraft_npu.peaks import Peaks
 
 Floats = npt.NDArray[np.float32]
 
 NUM_TOP = 48
 """Tokens kept of a law; they hold over 97 % of its mass on average."""
-
-_BLOCK = 256
-"""Logits whose largest one is looked at before they are looked at one by one."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,20 +70,13 @@ class LawRecorder:
 def top_law(logits: Floats, num_top: int) -> tuple[npt.NDArray[np.int32], Floats]:
     """``[num_top]`` likeliest ids, and their probabilities, falling; equal ones by rising id.
 
-    Nothing of the vocabulary's length is sorted: the num_top-th largest of the largest logits
-    of all blocks is a bound that at least num_top logits reach, and few others do.
-
     Args:
         logits: ``[vocab]``.
         num_top: At most this many; fewer where the vocabulary has fewer.
     """
     num_top = min(num_top, len(logits))
-    whole = len(logits) // _BLOCK * _BLOCK
-    highest = logits[:whole].reshape(-1, _BLOCK).max(axis=1)
-    highest = np.append(highest, logits[whole:])
-    rank = len(highest) - num_top
-    bound = np.partition(highest, rank)[rank] if rank > 0 else -np.inf
-    ids = np.flatnonzero(logits >= bound)
+    peaks = Peaks(logits)
+    ids = peaks.at_least(peaks.floor(num_top))
     ids = ids[np.argsort(-logits[ids], kind="stable")[:num_top]]
     # What is no number is above no bound, or above all.
     if len(ids) < num_top or not np.isfinite(logits[ids[0]]):
