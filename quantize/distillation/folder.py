@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from omnidraft_npu.files import atomic_path, write_json
+from omnidraft_npu.files import write_json, write_safetensors
 
 from ..architecture import DecoderConfig
 from ..checkpoints.checkpoint import TokenizerFiles
@@ -18,16 +18,13 @@ Array = npt.NDArray[Any]
 
 def write_drafter(folder: Path, model: Llama, files: TokenizerFiles) -> None:
     """Write weights (int8 with a scale a row), configuration and tokenizer."""
-    from safetensors.numpy import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Array] = {}
     for parameter, values in model.state_dict().items():
         name = "model." + hugging_face_name(canonical_name(parameter), has_sandwich_norms=False)
         array = values.detach().float().cpu().numpy()
         tensors |= _stored(name, array)
-    with atomic_path(folder / "model.safetensors") as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
+    write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
     (folder / "tokenizer.json").write_text(files.tokenizer_json, encoding="utf-8")
     write_json(folder / "tokenizer_config.json", files.tokenizer_config)
     write_json(folder / "config.json", hugging_face_config(model.config, files))

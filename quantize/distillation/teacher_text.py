@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omnidraft_npu.errors import CheckpointError
-from omnidraft_npu.files import atomic_path
+from omnidraft_npu.files import write_safetensors
 
 Ids = npt.NDArray[np.int32]
 _HELD_OUT = 20
@@ -46,7 +46,6 @@ class Response:
 
 def write_shard(folder: Path, number: int, responses: Sequence[Response]) -> None:
     """Write responses as one file, atomically."""
-    from safetensors.numpy import save_file
 
     def joined(parts: Iterable[npt.NDArray[Any]], kind: type) -> npt.NDArray[Any]:
         return np.concatenate([np.asarray(part, kind) for part in parts])
@@ -62,8 +61,7 @@ def write_shard(folder: Path, number: int, responses: Sequence[Response]) -> Non
         "log_probs": joined((r.log_probs for r in responses), np.float16),
         "sizes": np.array([(len(r.prompt_ids), len(r.token_ids)) for r in responses], np.int32),
     }
-    with atomic_path(shard_path(folder, number)) as temporary:
-        save_file(tensors, temporary, metadata={"rows": json.dumps(rows)})
+    write_safetensors(shard_path(folder, number), tensors, {"rows": json.dumps(rows)})
 
 
 def shard_path(folder: Path, number: int) -> Path:

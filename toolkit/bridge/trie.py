@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import BundleError
-from ..files import atomic_path
+from ..files import write_safetensors
 from ..proposal import ROOT, Probs
 from ..token_law import sum_type, total
 from .spelling import Ids, Spellings
@@ -152,16 +152,13 @@ class SpellingTrie:
 
     def save(self, path: Path, *, drafter_sha256: str, target_sha256: str) -> None:
         """Write one safetensors file, atomically, marked with both tokenizers' content hashes."""
-        from safetensors.numpy import save_file
-
         arrays = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         metadata = {
             "format_version": str(FORMAT_VERSION),
             "drafter_tokenizer_sha256": drafter_sha256,
             "target_tokenizer_sha256": target_sha256,
         }
-        with atomic_path(path) as temporary:
-            save_file(arrays, temporary, metadata)
+        write_safetensors(path, arrays, metadata)
 
     @classmethod
     def load(cls, path: Path, *, drafter_sha256: str, target_sha256: str) -> "SpellingTrie":
