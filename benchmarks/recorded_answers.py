@@ -64,7 +64,7 @@ def record(
 
     Args:
         folder: Of recordings of this target, made with the same limits.
-        bundle: Holds the target, which decodes alone.
+        bundle: Holds the target; drafts only make it faster.
         target: Its name.
         prompts: What is answered.
         config: Limits.
@@ -76,7 +76,7 @@ def record(
     paths = [folder / f"{_digest(settings, one.prompt)}.safetensors" for one in prompts]
     missing = [i for i, path in enumerate(paths) if not path.is_file()]
     if missing:
-        session = open_session(bundle, target=target, threads=threads, use_drafter=False)
+        session = open_session(bundle, target=target, threads=threads)
         session.observer = catch = _Catch()
         ids = encode_prompts(session, [prompts[i] for i in missing], raw=raw)
         started = time.perf_counter()
