@@ -7,6 +7,7 @@ DATA is a folder with the published files: `gsm8k/train.jsonl` and `gsm8k/test*.
 (Apache-2.0) `instructions/seed_tasks.jsonl` and `instructions/user_oriented_instructions.jsonl`.
 The passages to summarise are this project's own. Nothing of a test split is in a train file:
 MBPP's tasks 11 to 510 and all of HumanEval are for tests, as is each data set's own test part.
+`--base` puts them into the words that a model without a chat template goes on from.
 """
 
 import argparse
@@ -20,6 +21,12 @@ from typing import Any
 
 _MAX_CHARACTERS = 1200
 """Longer prompts are left out."""
+_BASE = {
+    "gsm8k": "Question: {}\nAnswer:",
+    "code": '"""\n{}\n"""\n',
+    "instructions": "Instruction: {}\nResponse:",
+    "summarising": "{}\nSummary:",
+}
 _SUMMARISE = (
     "Summarize the following text in one sentence:\n\n{}",
     "Write a short summary of this passage: {}",
@@ -34,6 +41,7 @@ def main() -> None:
     parser.add_argument("--split", choices=("test", "train"), required=True)
     parser.add_argument("--each", type=int, default=8, help="prompts of each family")
     parser.add_argument("--task", action="append", choices=sorted(FAMILIES), help="only these")
+    parser.add_argument("--base", action="store_true", help="for a model without a chat template")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
@@ -42,7 +50,10 @@ def main() -> None:
         prompts = [p for p in FAMILIES[task](options.data, options.split) if p]
         prompts = [p for p in dict.fromkeys(prompts) if len(p) <= _MAX_CHARACTERS]
         random.Random(options.seed).shuffle(prompts)
-        rows += [{"task": task, "prompt": prompt} for prompt in prompts[: options.each]]
+        chosen = prompts[: options.each]
+        if options.base:
+            chosen = [prompt if _is_code(prompt) else _BASE[task].format(prompt) for prompt in chosen]
+        rows += [{"task": task, "prompt": prompt} for prompt in chosen]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     options.output.write_text(text, encoding="utf-8")
 
@@ -86,6 +97,11 @@ FAMILIES: dict[str, Callable[[Path, str], Iterator[str]]] = {
     "instructions": instructions,
     "summarising": summarising,
 }
+
+
+def _is_code(prompt: str) -> bool:
+    """Whether a prompt is the beginning of a function already, as HumanEval's are."""
+    return prompt.rstrip().endswith(('"""', "'''"))
 
 
 def _rows(path: Path) -> Iterator[Any]:
