@@ -52,7 +52,9 @@ def main() -> None:
         random.Random(options.seed).shuffle(prompts)
         chosen = prompts[: options.each]
         if options.base:
-            chosen = [prompt if _is_code(prompt) else _BASE[task].format(prompt) for prompt in chosen]
+            chosen = [
+                prompt if _is_code(prompt) else _BASE[task].format(prompt) for prompt in chosen
+            ]
         rows += [{"task": task, "prompt": prompt} for prompt in chosen]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     options.output.write_text(text, encoding="utf-8")
