@@ -62,6 +62,7 @@ class Setting:
 SETTINGS = {
     "near": Setting(),
     "trie": Setting(loss="trie"),
+    "overlap": Setting(loss="overlap"),
     "paper": Setting(loss="paper"),
     "rank-8": Setting(rank=8),
     "rank-16": Setting(rank=16),

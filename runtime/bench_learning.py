@@ -18,6 +18,7 @@ from .bench import Run, decode_prompt
 from .learner_config import LearnerConfig
 from .learner_lesson import Lesson
 from .learner_opening import open_learner
+from .lora_trainer import Loss, TrainingStep
 from .session import Session
 
 WINDOW = 16
@@ -37,23 +38,28 @@ class Streamed:
     """What followed the answer."""
 
 
-def check_can_learn(path: Path, target: str | None, state: Path | None) -> None:
+def check_can_learn(path: Path, target: str | None, state: Path | None, loss: Loss) -> None:
     """Fail before anything is measured.
 
     Args:
         path: The bundle.
         target: Name of the target; None for the bundle's default.
         state: Folder with the `state/` to use; None for the bundle's own.
+        loss: To be made smaller.
 
     Raises:
-        ConfigError: the drafter was exported without a training graph, or no such target.
+        BundleError: the training graph cannot be opened.
+        ConfigError: the drafter was exported without a training graph, or with one that lacks
+            the loss, or there is no such target.
         StateError: another process is learning there, or it cannot be written.
     """
     bundle = open_bundle(path)
-    if bundle.manifest.drafter.training is None:
+    training = bundle.manifest.drafter.training
+    if training is None:
         raise ConfigError(
             f"the drafter of {path} cannot learn: export the bundle with --lora-rank 16"
         )
+    TrainingStep(bundle.path(training.path)).check(loss)
     with learning(state or path, bundle.target(target).name):
         pass
 

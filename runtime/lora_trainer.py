@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from omnidraft_npu.acceptance_head import PREFIX as HEAD
 from omnidraft_npu.acceptance_head import AcceptanceHead
-from omnidraft_npu.errors import BundleError
+from omnidraft_npu.errors import BundleError, ConfigError
 from omnidraft_npu.replay import Example
 
 from .adamw import AdamW, AdamWConfig, Tensors
@@ -22,12 +22,17 @@ from .providers import open_cpu_session
 logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]
-Loss = Literal["near", "trie", "reverse", "paper"]
+Loss = Literal["near", "trie", "reverse", "paper", "overlap"]
 
 LORA = "lora."
 _DATA = ("pieces", "law_ids", "law_probs", "forward_weight", "reverse_weight")
+_OVERLAP = "overlap_weight"
+"""An input that graphs exported by earlier versions lack."""
 _NGRAM_WEIGHT = 0.2
 """Of the pieces of n-grams in the `paper` loss; OmniDraft, arXiv:2507.02659, Eq. 4."""
+_FORWARD_IN_OVERLAP = 0.0
+"""Of the forward divergence beside the `overlap` loss, which alone hardly moves a drafter where it
+gives the law's pieces next to nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +64,7 @@ class TrainingStep:
         if not inputs.keys() >= set(_DATA) or not set(self._outputs) >= {"loss", *grads}:
             raise BundleError(f"{path} is no training graph: export the drafter again")
         self.batch, self.length, self.num_top = inputs["law_ids"]
-        self._inputs = inputs.keys()
+        self._path, self._inputs = path, inputs.keys()
         self._options = ort.RunOptions()
 
     def run(self, batch: Mapping[str, npt.NDArray[Any]], tensors: Tensors) -> tuple[float, Tensors]:
@@ -85,6 +90,18 @@ class TrainingStep:
         """End a run that another thread is in, or the next one, as soon as can be."""
         self._options.terminate = True
 
+    def check(self, loss: Loss) -> None:
+        """Fail where the graph does not have a loss.
+
+        Raises:
+            ConfigError: it was exported before there was this loss.
+        """
+        if loss == "overlap" and _OVERLAP not in self._inputs:
+            raise ConfigError(
+                f"{self._path} was exported before there was a loss `overlap`: export the bundle "
+                "again, or learn with another loss"
+            )
+
     def batch_of(
         self,
         examples: Sequence[Example],
@@ -101,18 +118,20 @@ class TrainingStep:
         Args:
             examples: At most as many as a batch holds.
             loss: `trie`, the forward divergence from the law at every piece; `near`, the same
-                by the weights; `reverse`, the reverse one; `paper`, the reverse one where a
-                piece is a whole token, and 0.2 of the negative log-likelihood of the pieces of
-                other tokens.
+                by the weights; `reverse`, the reverse one; `overlap`, the chance that a draft
+                is rejected; `paper`, the reverse one where a piece is a whole token, and 0.2
+                of the negative log-likelihood of the pieces of other tokens.
             weights: ``[response]`` for each example, of the loss `near`.
             is_joint: Whether the head's loss moves the adapter too.
 
         Raises:
+            ConfigError: the graph was exported before it had this loss.
             ValueError: there are more examples than a batch holds.
 
         Source:
             OmniDraft, arXiv:2507.02659, Eq. 3 and 4, for `paper`.
         """
+        self.check(loss)
         if len(examples) > self.batch:
             raise ValueError(f"{len(examples)} examples for a batch of {self.batch}")
         shape = (self.batch, self.length)
@@ -122,6 +141,7 @@ class TrainingStep:
             "law_probs": np.zeros((*shape, self.num_top), np.float32),
             "forward_weight": np.zeros(shape, np.float32),
             "reverse_weight": np.zeros(shape, np.float32),
+            _OVERLAP: np.zeros(shape, np.float32),
             "head_weight": np.zeros(shape, np.float32),
             "joint": np.array(is_joint, np.float32),
         }
@@ -152,6 +172,9 @@ class TrainingStep:
             probs[is_part, 0] = 1
             batch["forward_weight"][row, where] = _NGRAM_WEIGHT * is_part
             batch["reverse_weight"][row, where] = is_direct
+        elif loss == "overlap":
+            batch[_OVERLAP][row, where] = 1
+            batch["forward_weight"][row, where] = _FORWARD_IN_OVERLAP
         else:
             batch[f"{'reverse' if loss == 'reverse' else 'forward'}_weight"][row, where] = 1
         batch["law_ids"][row, where, :top] = ids

@@ -5,7 +5,8 @@
 `law_ids`            int64 ``[batch, length, t]``  the law of the piece after each: its pieces
 `law_probs`          ``[batch, length, t]``        and their probabilities
 `forward_weight`     ``[batch, length]``           what each position counts in the forward
-`reverse_weight`     ``[batch, length]``           and in the reverse divergence
+`reverse_weight`     ``[batch, length]``           in the reverse divergence
+`overlap_weight`     ``[batch, length]``           and in what of the law the drafter lacks
 `head_weight`        ``[batch, length]``           what it counts for the acceptance head
 `joint`              scalar                        1: the head moves the adapter too; 0: not
 `lora.layers.…`      as the drafter's graphs       the adapter
@@ -16,10 +17,11 @@
 `grad.head.…`        as the head                   of `head_loss`
 ===================  ============================  ============================================
 
-The two losses of OmniDraft are a matter of weights. `trie` gives every position with a law the
-same forward (or reverse) weight. `paper` gives positions whose piece is a whole token 1 in the
-reverse divergence, and the pieces of accepted n-grams, each with a law that is that piece alone,
-0.2 in the forward one, which is its negative log-likelihood then.
+Which loss is learned is a matter of weights. `trie` gives every position with a law the same
+forward (or reverse) weight, `overlap` the same weight of its own. `paper`, OmniDraft's, gives
+positions whose piece is a whole token 1 in the reverse divergence, and the pieces of accepted
+n-grams, each with a law that is that piece alone, 0.2 in the forward one, which is its negative
+log-likelihood then.
 
 The graph lies beside the drafter's CPU graph and shares its data file; it is written node by
 node, so that no export needs torch. `parity` compares it with torch's own gradients.
@@ -133,6 +135,7 @@ def graph_inputs(
         "law_probs": (np.float32, top),
         "forward_weight": (np.float32, shape),
         "reverse_weight": (np.float32, shape),
+        "overlap_weight": (np.float32, shape),
         "head_weight": (np.float32, shape),
         "joint": (np.float32, ()),
     }
@@ -154,8 +157,7 @@ def _add_losses(
     laws = Laws(
         ids=ops.reshape("law_ids", -1, options.num_top),
         probs=ops.reshape("law_probs", -1, options.num_top),
-        forward_weight="forward_weight",
-        reverse_weight="reverse_weight",
+        weights=("forward_weight", "reverse_weight", "overlap_weight"),
     )
     learned = law_loss(
         ops,

@@ -23,8 +23,8 @@ class Laws:
 
     ids: str
     probs: str
-    forward_weight: str
-    reverse_weight: str
+    weights: tuple[str, str, str]
+    """``[batch, length]`` of the forward divergence, of the reverse one, and of the overlap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class LawLoss:
 
 
 def law_loss(ops: Operators, states: str, head: str, laws: Laws, num_chunks: int) -> LawLoss:
-    """Mean of the divergences by weight, as `reference.weighted_loss` gives it.
+    """Mean of the losses by weight, as `reference.weighted_loss` gives it.
 
     Args:
         ops: Adds the nodes.
@@ -49,15 +49,11 @@ def law_loss(ops: Operators, states: str, head: str, laws: Laws, num_chunks: int
         laws: Of every position.
         num_chunks: Equal parts that the positions are cut into.
     """
-    total = ops("Add", ops.sum(laws.forward_weight), ops.sum(laws.reverse_weight))
-    total = ops("Max", total, ops.number(_FLOOR))
-    columns = [
-        ops.split(ops("Div", ops.reshape(weight, -1, 1), total), num_chunks, 0)
-        for weight in (laws.forward_weight, laws.reverse_weight)
-    ]
-    rows = [ops.split(value, num_chunks, 0) for value in (states, laws.ids, laws.probs)]
+    total = ops("Max", ops("Sum", *map(ops.sum, laws.weights)), ops.number(_FLOOR))
+    shares = [ops("Div", ops.reshape(weight, -1, 1), total) for weight in laws.weights]
+    rows = [ops.split(x, num_chunks, 0) for x in (states, laws.ids, laws.probs, *shares)]
     losses, gradients, agreements = zip(
-        *(_chunk(ops, head, *values) for values in zip(*rows, *columns, strict=True)), strict=True
+        *(_chunk(ops, head, *values) for values in zip(*rows, strict=True)), strict=True
     )
     return LawLoss(
         loss=ops("Sum", *losses),
@@ -67,16 +63,16 @@ def law_loss(ops: Operators, states: str, head: str, laws: Laws, num_chunks: int
 
 
 def _chunk(
-    ops: Operators, head: str, states: str, ids: str, probs: str, forward: str, reverse: str
+    ops: Operators, head: str, states: str, ids: str, probs: str, *shares: str
 ) -> tuple[str, str, str]:
-    """Loss, gradient of the states, and agreement of some positions."""
+    """Loss, gradient of the states, and agreement of some positions; `shares` of each loss."""
     log_law = ops("LogSoftmax", ops.matmul(states, head, transpose_y=True), axis=-1)
     log_q = ops("GatherElements", log_law, ids, axis=1)
     named = _Named(ops, log_q, probs)
-    loss_forward, slope_forward = named.forward()
-    loss_reverse, slope_reverse = named.reverse()
-    loss = ops.sum(ops("Add", ops("Mul", loss_forward, forward), ops("Mul", loss_reverse, reverse)))
-    slope = ops("Add", ops("Mul", slope_forward, forward), ops("Mul", slope_reverse, reverse))
+    found = zip((named.forward(), named.reverse(), named.overlap()), shares, strict=True)
+    parts = [[ops("Mul", value, share) for value in pair] for pair, share in found]
+    losses, slopes = zip(*parts, strict=True)
+    loss, slope = ops.sum(ops("Sum", *losses)), ops("Sum", *slopes)
     # Of a log-probability the gradient is the piece's own less the whole law.
     spread = ops("Mul", ops("Exp", log_law), ops("Neg", ops.sum(slope, 1, keep=True)))
     grad_logits = ops("ScatterElements", spread, ids, slope, axis=1, reduction="add")
@@ -116,6 +112,14 @@ class _Named:
         excess = ops("Sub", log_share, log_p)
         loss = ops.sum(ops("Mul", share, excess), 1, keep=True)
         return loss, ops("Mul", share, ops("Sub", excess, loss))
+
+    def overlap(self) -> tuple[str, str]:
+        """``1 - sum min(p, q)``, a draft's chance to be rejected; its slope along `log_q`."""
+        ops = self._ops
+        loss = ops("Sub", ops.number(1.0), self.agreement())
+        # No more is won where the drafter says as much of a piece as the law does.
+        is_short = ops("Less", self._q, self._probs)
+        return loss, ops("Where", is_short, ops("Neg", self._q), ops.number(0.0))
 
     def agreement(self) -> str:
         """``[positions, 1]``"""

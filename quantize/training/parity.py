@@ -100,6 +100,7 @@ def example_feeds(config: DecoderConfig, options: TrainingGraphOptions) -> Array
         "law_probs": np.pad(probs, [(0, 0), (0, 0), (0, options.num_top - num_top)]),
         "forward_weight": rng.random(shape) < 0.6,
         "reverse_weight": rng.random(shape),
+        "overlap_weight": rng.random(shape),
         "head_weight": rng.random(shape),
         "joint": np.array(1),
     }

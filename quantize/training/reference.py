@@ -36,7 +36,7 @@ def reference_outputs(
     decoder = LoraDecoder(config, data["pieces"].shape[1])
     states = decoder.states(frozen, learned, data["pieces"])
     logits = decoder.logits(frozen, states)
-    names = ("law_ids", "law_probs", "forward_weight", "reverse_weight")
+    names = ("law_ids", "law_probs", "forward_weight", "reverse_weight", "overlap_weight")
     loss = weighted_loss(logits, *(data[name] for name in names))
     head = tuple(learned[name] for name in NAMES)
     label = agreement(logits, data["law_ids"], data["law_probs"]).detach()
@@ -49,14 +49,20 @@ def reference_outputs(
 
 
 def weighted_loss(
-    logits: Tensor, ids: Tensor, probs: Tensor, forward_weight: Tensor, reverse_weight: Tensor
+    logits: Tensor,
+    ids: Tensor,
+    probs: Tensor,
+    forward_weight: Tensor,
+    reverse_weight: Tensor,
+    overlap_weight: Tensor,
 ) -> Tensor:
-    """Mean of forward and reverse divergences between laws and the drafter, by weight.
+    """Mean by weight of three losses of the drafter against laws.
 
     With p the law and q what the drafter says: forward is ``-sum p log q``, where all that a
     law leaves open counts as one group; of a law that is a single piece it is the piece's
     negative log-likelihood. Reverse is ``KL(q || p)`` over the pieces that the law names, both
-    renormalised to them.
+    renormalised to them. Overlap is ``1 - sum min(p, q)`` over those: the chance that a draft
+    is rejected when sampling.
 
     Args:
         logits: ``[batch, length, vocab]`` before the piece that each law is about.
@@ -64,6 +70,7 @@ def weighted_loss(
         probs: ``[batch, length, top]``, summing to at most 1.
         forward_weight: ``[batch, length]``, 0 where nothing is learned.
         reverse_weight: ``[batch, length]``.
+        overlap_weight: ``[batch, length]``.
 
     Source:
         OmniDraft, arXiv:2507.02659, Eq. 3-4: reverse KL where vocabularies agree, and the
@@ -80,8 +87,9 @@ def weighted_loss(
     log_share = log_q - named.clamp(min=_FLOOR).log()[..., None]
     reverse = (is_named * log_share.exp() * (log_share - log_p)).sum(-1)
 
-    total = forward_weight.sum() + reverse_weight.sum()
-    return (forward_weight * forward + reverse_weight * reverse).sum() / total.clamp(min=_FLOOR)
+    losses = torch.stack([forward, reverse, 1 - agreement(logits, ids, probs)])
+    weights = torch.stack([forward_weight, reverse_weight, overlap_weight])
+    return (weights * losses).sum() / weights.sum().clamp(min=_FLOOR)
 
 
 def agreement(logits: Tensor, ids: Tensor, probs: Tensor) -> Tensor:

@@ -135,10 +135,30 @@ def test_the_heads_loss_moves_the_adapter_only_where_they_are_trained_jointly(tm
 def test_positions_without_weight_teach_nothing(tmp_path):
     made = tiny_training(tmp_path)
     feeds = example_feeds(made.config, made.options)
-    weights = ("forward_weight", "reverse_weight", "head_weight")
+    weights = ("forward_weight", "reverse_weight", "overlap_weight", "head_weight")
     found = outputs(made.path, feeds | {name: np.zeros_like(feeds[name]) for name in weights})
     assert found["loss"] == 0
     assert not any(np.any(value) for value in found.values())
+
+
+def test_the_overlaps_gradient_is_torchs_where_laws_are_near_the_drafter(tmp_path):
+    """Of random laws it is next to nothing beside the others': the drafter hardly has them."""
+    made = tiny_training(tmp_path)
+    feeds = example_feeds(made.config, made.options)
+    runner = GraphRunner(made.path.with_name("model.onnx"), capacity=32)
+    runner.lora = {name: value for name, value in feeds.items() if name.startswith("lora.")}
+    rng = np.random.default_rng(0)
+    for row, pieces in enumerate(feeds["pieces"].tolist()):
+        runner.length = 0
+        logits = runner.run(pieces)
+        law = np.exp(logits - logits.max(-1, keepdims=True))
+        ids = np.argsort(-law, axis=-1)[:, : made.options.num_top]
+        drafted = np.take_along_axis(law / law.sum(-1, keepdims=True), ids, -1)
+        feeds["law_ids"][row] = ids
+        feeds["law_probs"][row] = drafted * np.exp(rng.normal(scale=0.5, size=drafted.shape))
+    for name in ("forward_weight", "reverse_weight", "head_weight"):
+        feeds[name] = np.zeros_like(feeds[name])
+    assert_is_torch(made, feeds)
 
 
 def test_only_adapted_modules_are_inputs(tmp_path):
@@ -283,10 +303,10 @@ def test_without_a_cpu_graph_there_is_none_to_train(tmp_path):
         build_training_graph(made.config, tmp_path / "elsewhere", made.options)
 
 
-def one_position(logits, ids, probs, forward, reverse):
+def one_position(logits, ids, probs, forward, reverse, overlap=0.0):
     tensors = (torch.tensor([[v]], dtype=torch.float64) for v in (logits, probs))
     logits, probs = tensors
-    weights = (torch.tensor([[w]], dtype=torch.float64) for w in (forward, reverse))
+    weights = (torch.tensor([[w]], dtype=torch.float64) for w in (forward, reverse, overlap))
     return float(weighted_loss(logits, torch.tensor([[ids]]), probs, *weights))
 
 
@@ -309,6 +329,20 @@ def test_the_reverse_divergence_is_taken_over_the_named_pieces_alone():
     p = np.array([0.5, 0.3]) / 0.8
     found = one_position(LOGITS, [2, 0], [0.5, 0.3], 0.0, 1.0)
     assert found == pytest.approx((q * np.log(q / p)).sum())
+
+
+def test_the_overlap_loss_is_the_chance_that_a_draft_is_rejected():
+    expected = 1 - (min(Q[2], 0.5) + min(Q[0], 0.3))
+    assert Q[2] > 0.5
+    assert Q[0] < 0.3
+    assert one_position(LOGITS, [2, 0], [0.5, 0.3], 0.0, 0.0, 1.0) == pytest.approx(expected)
+
+
+def test_the_mean_is_over_the_weights_of_all_losses():
+    law = (LOGITS, [2, 0], [0.5, 0.3])
+    alone = [one_position(*law, *weights) for weights in np.eye(3)]
+    found = one_position(*law, 1.0, 2.0, 3.0)
+    assert found == pytest.approx(np.dot(alone, [1, 2, 3]) / 6)
 
 
 def test_a_rejected_piece_counts_six_times_an_accepted_one():

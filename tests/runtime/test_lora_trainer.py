@@ -1,12 +1,14 @@
 """Updates of an adapter: they lower the loss, repeat exactly, and survive bad numbers."""
 
 import numpy as np
+import onnx
 import pytest
 from decoder_graphs import GENAI, write_decoder
+from onnx import numpy_helper
 from training_graphs import tiny_training
 
 from omnidraft_npu.distillation import PieceLaws
-from omnidraft_npu.errors import BundleError
+from omnidraft_npu.errors import BundleError, ConfigError
 from omnidraft_npu.replay import Example
 from omnidraft_npu.runtime.adamw import AdamWConfig
 from omnidraft_npu.runtime.lora_trainer import LoraTrainer, TrainingStep
@@ -119,7 +121,31 @@ def test_the_paper_loss_learns_whole_tokens_in_reverse_and_parts_as_they_are(ste
     np.testing.assert_array_equal(one.laws.probs[1], example(0).laws.probs[1])
 
 
-@pytest.mark.parametrize("loss", ["reverse", "paper"])
+def test_the_overlap_loss_is_of_every_piece(step):
+    batch = step.batch_of([example(0, num_context=2, num_response=5)], "overlap")
+    np.testing.assert_array_equal(np.flatnonzero(batch["overlap_weight"][0]), range(1, 6))
+    assert not batch["reverse_weight"].any()
+
+
+def test_a_graph_without_the_overlap_loss_learns_with_the_others(tmp_path):
+    """As those are that were exported before it was there."""
+    path = tiny_training(tmp_path, lora_rank=2, batch=3, length=LENGTH, num_top=TOP).path
+    model = onnx.load(path, load_external_data=False)
+    inputs = [value for value in model.graph.input if value.name != "overlap_weight"]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    nothing = np.zeros((3, LENGTH), np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(nothing, "overlap_weight"))
+    path.write_bytes(model.SerializeToString())
+    old = TrainingStep(path, threads=1)
+    trainer = LoraTrainer(old, FAST, loss="near")
+    losses = [trainer.update(EXAMPLES).loss for _ in range(12)]
+    assert losses[-1] < losses[0]
+    with pytest.raises(ConfigError, match=r"lora_step\.onnx .*`overlap`.*export the bundle again"):
+        LoraTrainer(old, FAST, loss="overlap").update(EXAMPLES)
+
+
+@pytest.mark.parametrize("loss", ["reverse", "paper", "overlap"])
 def test_the_other_losses_are_lowered_too(step, loss):
     for one in EXAMPLES:
         one.is_direct[::3] = False

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--learn-loss",
-    type=click.Choice(["near", "trie", "reverse", "paper"]),
+    type=click.Choice(["near", "trie", "reverse", "overlap", "paper"]),
     help="What --learn makes smaller, see docs/learning.md [default: as `run` does, near].",
 )
 @click.option(
@@ -237,7 +237,7 @@ def _learn(
     from omnidraft_npu.runtime.bench_learning import check_can_learn
     from omnidraft_npu.runtime.session import open_session
 
-    check_can_learn(bundle, opening["target"], opening["state"])
+    check_can_learn(bundle, opening["target"], opening["state"], loss)
     return measure_learning(
         measured,
         lambda: open_session(bundle, **opening),
