@@ -5,6 +5,7 @@ layer makes good some of the error it is given. Memory holds one layer.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from omnidraft_npu.files import atomic_path
 
 from ..architecture import DecoderConfig
-from ..error_feedback import round_with_feedback
+from ..error_feedback import inverse_root, round_with_feedback
 from ..input_sizes import RandomTokens
 from ..recipes import Recipe
 from ..scale_search import (
@@ -118,13 +119,12 @@ def quantize_weights(
             group: str, x: Floats, layer: Mapping[str, Floats], prefix: str = prefix
         ) -> Mapping[str, Floats]:
             revised = dict(layer)
-            moments = None
+            inputs = _Inputs(x)
             for part in _PARTS[group]:
                 weight = weights.get(prefix + part)
                 form = recipe.format_of(part)
                 if weight is None and form is not None:
-                    moments = _moments(x) if moments is None else moments
-                    weight = _round(layer[part], form, moments, rounding)
+                    weight = _round(layer[part], form, inputs, rounding)
                     weights.put(prefix + part, weight)
                 if weight is not None:
                     revised[part] = weight.dequantize()
@@ -134,23 +134,35 @@ def quantize_weights(
         tell(i + 1, config.num_layers)
     if recipe.head is not None and weights.get(HEAD) is None:
         head = tensors("embed_tokens" if config.has_tied_head else HEAD)
-        moments = _moments(run.head_input(tensors("final_norm")))
+        inputs = _Inputs(run.head_input(tensors("final_norm")))
         kind: Rounding = "nearest" if rounding == "nearest" else "search"
-        weights.put(HEAD, _round(head, recipe.head, moments, kind))
+        weights.put(HEAD, _round(head, recipe.head, inputs, kind))
+
+
+class _Inputs:
+    """What rounding asks of the inputs of a group of weights, found when first asked for."""
+
+    def __init__(self, x: Floats) -> None:
+        """Args: x is ``[..., in]``."""
+        self._rows = x.reshape(-1, x.shape[-1])
+
+    @cached_property
+    def moments(self) -> Floats:
+        """``[in, in]`` second moments."""
+        return (self._rows.T @ self._rows) / np.float32(len(self._rows))
+
+    @cached_property
+    def root(self) -> Floats:
+        """``[in, in]`` see `inverse_root`."""
+        return inverse_root(self.moments)
 
 
 def _round(
-    weight: Floats, form: WeightFormat, moments: Floats, rounding: Rounding
+    weight: Floats, form: WeightFormat, inputs: _Inputs, rounding: Rounding
 ) -> IntegerWeight:
     if rounding == "nearest":
         return round_levels(weight, nearest_scales(weight, form), form)
-    scales = search_scales(weight, form, moments)
+    scales = search_scales(weight, form, inputs.moments)
     if rounding == "search":
         return round_levels(weight, scales, form)
-    return round_with_feedback(weight, scales, form, moments)
-
-
-def _moments(x: Floats) -> Floats:
-    """``[in, in]`` second moments of ``[..., in]``."""
-    rows = x.reshape(-1, x.shape[-1])
-    return (rows.T @ rows) / np.float32(len(rows))
+    return round_with_feedback(weight, scales, form, inputs.root)
