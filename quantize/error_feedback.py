@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from .scale_search import BLOCK, Floats, IntegerWeight, Levels, Scales, WeightFormat
 
+Doubles = npt.NDArray[np.floating]
+
 _DAMPING = 0.01
 """Added to the diagonal of the moments, of its mean: keeps inputs that hardly vary solvable."""
 _SMALL = 32
@@ -71,7 +73,7 @@ def inverse_root(moments: Floats) -> Floats:
     return _invert_upper(root).astype(np.float32)
 
 
-def _invert_upper(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _invert_upper(matrix: Doubles) -> Doubles:
     """Inverse of an upper triangular matrix, by quarters."""
     half = len(matrix) // 2
     if half < _SMALL:
