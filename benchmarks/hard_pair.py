@@ -150,13 +150,40 @@ def train_pieces(paths: Sequence[Path], num_pieces: int) -> dict:
     return json.loads(tokenizer.to_str())
 
 
+def first_pieces(document: dict, count: int) -> dict:
+    """A BPE tokenizer after `count` pieces of its training; id `count` ends a response."""
+    model = document["model"]
+    vocab = {piece: i for piece, i in model["vocab"].items() if i < count}
+    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+    merges = [(a, b) for a, b in pairs if a in vocab and b in vocab and a + b in vocab]
+    end = {"id": count, "content": "</s>", "special": True, "single_word": False}
+    end |= {"lstrip": False, "rstrip": False, "normalized": False}
+    return document | {
+        "added_tokens": [end],
+        "post_processor": None,
+        "model": model | {"vocab": vocab, "merges": merges},
+    }
+
+
+def add_pieces(parser: argparse.ArgumentParser) -> None:
+    """Options that say which pieces the drafter is made one of; `open_pieces` reads them."""
+    parser.add_argument("--text", type=Path, nargs="+", help="Learn the pieces from these files.")
+    parser.add_argument("--pieces", type=int, default=8192, help="So many.")
+    parser.add_argument("--tokenizer", type=Path, help="Take the pieces of this folder's.")
+    parser.add_argument("--first", type=int, help="Only its first, of a byte-level BPE.")
+
+
 def open_pieces(arguments: argparse.Namespace) -> PieceEncoder:
     """The drafter's vocabulary."""
     if arguments.tokenizer:
         text = (arguments.tokenizer / "tokenizer.json").read_text(encoding="utf-8")
         document = json.loads(text)
-        ids = {entry["content"]: entry["id"] for entry in document["added_tokens"]}
-        ends, bos = (ids["</s>"],), ids.get("<s>")
+        if arguments.first:
+            document = first_pieces(document, arguments.first)
+            ends, bos = (arguments.first,), None
+        else:
+            ids = {entry["content"]: entry["id"] for entry in document["added_tokens"]}
+            ends, bos = (ids["</s>"],), ids.get("<s>")
     else:
         document, ends, bos = train_pieces(arguments.text, arguments.pieces), (0,), None
     vocabulary = Vocabulary.from_tokenizer_json(document, eos_token_ids=ends, bos_token_id=bos)
@@ -213,9 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--target")
-    parser.add_argument("--pieces", type=int, default=8192)
-    parser.add_argument("--text", type=Path, nargs="+")
-    parser.add_argument("--tokenizer", type=Path)
+    add_pieces(parser)
     parser.add_argument("--per-task", type=int, default=2)
     parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--draft-tokens", type=int, default=4)
