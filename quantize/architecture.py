@@ -4,6 +4,7 @@ A flavour (CPU, HTP) turns a `DecoderConfig` and its tensors into a graph; a
 checkpoint reader turns a file into both. Neither knows the other.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,6 +64,11 @@ class DecoderConfig:
     """Four norms a layer (Gemma 3): the outputs of attention and MLP are normed too."""
     embedding_scale: float = 1.0
     has_tied_head: bool = False
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of all tensors; a tied head counts once."""
+        return sum(map(math.prod, self.tensor_shapes().values()))
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor a checkpoint of this shape holds, by canonical name.

@@ -11,6 +11,7 @@ from .checkpoints.checkpoint import Checkpoint, TokenizerFiles
 from .htp.decoder_graph import HtpGraphOptions
 from .htp_request import DEFAULT_CONTEXT_LENGTH, HtpRequest
 from .preflight import HtpEstimate, check_memory, estimate, size_text
+from .recipes import RECIPES, Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,11 @@ class HtpModel:
     has_hidden_states: bool
 
     @property
+    def recipe(self) -> Recipe:
+        """What it is made of, by the chips and its size."""
+        return self.request.recipe(self.checkpoint.config.num_weights)
+
+    @property
     def options(self) -> HtpGraphOptions:
         """Lengths, context and inputs of the graphs."""
         config, wanted = self.checkpoint.config, self.request.options
@@ -40,7 +46,9 @@ class HtpModel:
             self.max_context_length,
             config.context_length,
         )
-        lengths = self.request.lengths(context_length, config.num_heads // config.num_kv_heads)
+        lengths = self.request.lengths(
+            self.recipe, context_length, config.num_heads // config.num_kv_heads
+        )
         has_prefill = wanted.verify_length in lengths[:-1]
         return HtpGraphOptions(
             lengths=lengths,
@@ -64,7 +72,8 @@ def check_htp(model: HtpModel, available_ram: int | None) -> HtpEstimate:
     """
     request, options = model.request, model.options
     _check_options(model)
-    if request.recipe.weights is not None:
+    _tell_recipe(model)
+    if model.recipe.weights is not None:
         tokenizer = Tokenizer.from_documents(
             model.tokenizer.tokenizer_json, model.tokenizer.tokenizer_config
         )
@@ -105,8 +114,21 @@ def check_htp(model: HtpModel, available_ram: int | None) -> HtpEstimate:
     return found
 
 
+def _tell_recipe(model: HtpModel) -> None:
+    """Say what was chosen for the user."""
+    if model.request.options.precision is None:
+        logger.info(
+            "%s has %d million weights and goes to the NPU in %s: with --htp-precision it can be "
+            "another of %s",
+            model.name,
+            model.checkpoint.config.num_weights // 10**6,
+            model.recipe.name,
+            ", ".join(RECIPES),
+        )
+
+
 def _check_options(model: HtpModel) -> None:
-    options, recipe = model.request.options, model.request.recipe
+    options, recipe = model.request.options, model.recipe
     wanted, limit = options.context_length, model.checkpoint.config.context_length
     if wanted is not None and wanted > model.max_context_length:
         raise ConfigError(
@@ -142,7 +164,7 @@ def estimate_htp(model: HtpModel) -> HtpEstimate:
     return estimate(
         model.name,
         model.checkpoint.config,
-        request.recipe,
+        model.recipe,
         context_length=options.context_length,
         chips=request.chips,
         num_binaries=(1 if request.options.share_weights else len(options.lengths))

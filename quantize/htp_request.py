@@ -11,7 +11,7 @@ from omnidraft_npu.lora import DEFAULT_RANK
 
 from .calibration.texts import read_calibration_prompts
 from .compile import check_compilable
-from .recipes import KvBits, Recipe, Role, recipe_for
+from .recipes import SMALL, KvBits, Recipe, recipe_for
 from .stages import Facts
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class HtpOptions:
     soc: tuple[str, ...]
     """Names of chips."""
     precision: str | None = None
-    """Name of a recipe; None for what role and chips suggest."""
+    """Name of a recipe; None for what the chips and the model's size suggest."""
     kv_bits: KvBits | None = None
     verify_length: int = DEFAULT_VERIFY_LENGTH
     """Tokens of the graph that verifies: one more than the longest draft."""
@@ -68,25 +68,44 @@ class HtpOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HtpRequest:
-    """The NPU flavour of one model."""
+    """The NPU flavour of any model."""
 
     chips: tuple[Chip, ...]
-    recipe: Recipe
     options: HtpOptions
+
+    def recipe(self, num_weights: int) -> Recipe:
+        """What a model of so many weights is made of.
+
+        Raises:
+            ConfigError: a recipe that a chip cannot run, or chips that need different ones.
+        """
+        first, *others = self.chips
+        recipe = self._recipe_on(first, num_weights)
+        for chip in others:
+            if (other := self._recipe_on(chip, num_weights)) != recipe:
+                raise ConfigError(
+                    f"a model of {num_weights:,} weights needs {_describe(recipe)} on {first.name} "
+                    f"and {_describe(other)} on {chip.name}: export for each of them apart"
+                )
+        return recipe
+
+    def _recipe_on(self, chip: Chip, num_weights: int) -> Recipe:
+        options = self.options
+        return recipe_for(chip, num_weights, name=options.precision, kv_bits=options.kv_bits)
 
     def chips_without_adapters(self) -> tuple[Chip, ...]:
         """Those that compute nothing in fp16, which the branch of an adapter needs."""
         return tuple(chip for chip in self.chips if not chip.fp16)
 
-    def lengths(self, context_length: int, group: int) -> tuple[int, ...]:
+    def lengths(self, recipe: Recipe, context_length: int, group: int) -> tuple[int, ...]:
         """Tokens of each graph of a model with so many slots: draft, verify, prefill.
 
         Args:
+            recipe: Of the model.
             context_length: Slots of the cache.
             group: Queries that share a key head.
         """
         wanted = {1, self.options.verify_length, PREFILL_LENGTH}
-        recipe = self.recipe
         has_integer_attention = recipe.has_integer_activations and not recipe.has_float_attention
         if has_integer_attention and any(chip.arch == 69 for chip in self.chips):
             wanted = {length for length in wanted if length * group >= _FEWEST_ROWS_V69}
@@ -97,7 +116,7 @@ class HtpRequest:
         calibration = self.options.calibration
         return {
             "chips": [chip.key for chip in self.chips],
-            "recipe": repr(self.recipe),
+            "recipes": [repr(self._recipe_on(self.chips[0], size)) for size in (0, SMALL)],
             "verify_length": self.options.verify_length,
             "context_length": self.options.context_length,
             "max_ram_bytes": self.options.max_ram_bytes,
@@ -107,8 +126,8 @@ class HtpRequest:
         }
 
 
-def htp_request(options: HtpOptions, role: Role) -> HtpRequest | None:
-    """What the options mean for a model; None where no chip is named.
+def htp_request(options: HtpOptions) -> HtpRequest | None:
+    """What the options mean; None where no chip is named.
 
     Raises:
         ConfigError: an unknown chip, one that is too old or that nothing can be compiled for
@@ -121,19 +140,12 @@ def htp_request(options: HtpOptions, role: Role) -> HtpRequest | None:
         return None
     check_compilable(chips)
     read_calibration_prompts(options.calibration)
-    recipes = [
-        recipe_for(chip, role, name=options.precision, kv_bits=options.kv_bits) for chip in chips
-    ]
-    for chip, recipe in zip(chips, recipes, strict=True):
-        if recipe != recipes[0]:
-            raise ConfigError(
-                f"a {role} needs {_describe(recipes[0])} on {chips[0].name} and "
-                f"{_describe(recipe)} on {chip.name}: export for each of them apart"
-            )
+    request = HtpRequest(chips=chips, options=options)
+    recipe = request.recipe(0)
     _check_shared(options, chips)
-    if options.calibration is not None and recipes[0].weights is None:
-        raise ConfigError(f"{recipes[0].name} is not calibrated: leave out --calibration")
-    return HtpRequest(chips=chips, recipe=recipes[0], options=options)
+    if options.calibration is not None and recipe.weights is None:
+        raise ConfigError(f"{recipe.name} is not calibrated: leave out --calibration")
+    return request
 
 
 def default_lora_rank(htp: HtpRequest | None) -> int:

@@ -39,7 +39,7 @@ def build_htp(
     Returns:
         The model's `HtpEntry` as JSON, without binaries.
     """
-    recipe, parts = model.request.recipe, estimate_htp(model).parts
+    recipe, parts = model.recipe, estimate_htp(model).parts
     config, options = model.checkpoint.config, model.options
     made = quantize_htp_decoder(
         config,

@@ -101,7 +101,7 @@ def estimate(
         last_bytes=last_bytes,
         room=room,
     )
-    weights = sum(map(math.prod, config.tensor_shapes().values()))
+    weights = config.num_weights
     in_layer = (weights - (1 if config.has_tied_head else 2) * table) / config.num_layers
     return HtpEstimate(
         parts=parts,

@@ -20,7 +20,6 @@ from omnidraft_npu.quantize import htp_stage
 from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
 from omnidraft_npu.quantize.htp_model import HtpModel, check_htp
 from omnidraft_npu.quantize.htp_request import HtpOptions, HtpRequest
-from omnidraft_npu.quantize.recipes import recipe_for
 
 pytest.importorskip("onnxruntime_qnn")
 SMALL = ("--precision", "fp32", "--context-length", "64", "--htp-context-length", "32")
@@ -279,7 +278,6 @@ def test_adapters_are_refused_on_a_chip_that_computes_nothing_in_fp16(checkpoint
     checkpoint = open_checkpoint(checkpoints / "drafter")
     request = HtpRequest(
         chips=(find_chip("888"),),
-        recipe=recipe_for(find_chip("888"), "drafter"),
         options=HtpOptions(soc=("888",)),
     )
     model = HtpModel(

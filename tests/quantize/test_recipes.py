@@ -4,26 +4,29 @@ import pytest
 
 from omnidraft_npu.chips.table import find_chip
 from omnidraft_npu.errors import ConfigError
-from omnidraft_npu.quantize.recipes import RECIPES, recipe_for
+from omnidraft_npu.quantize.recipes import RECIPES, SMALL, recipe_for
 
 
 @pytest.mark.parametrize(
-    ("chip", "role", "name"),
+    ("chip", "num_weights", "name"),
     [
-        ("x-elite", "target", "w4a16"),
-        ("x-elite", "drafter", "w8a16"),
-        ("8-elite", "target", "w4a16"),
-        ("8-gen-1", "target", "w8a16"),
-        ("888", "target", "w8a16"),
+        ("x-elite", 1_235_814_400, "w4a16"),
+        ("x-elite", SMALL, "w4a16"),
+        ("x-elite", SMALL - 1, "w8a16"),
+        ("8-elite", 6_738_415_616, "w4a16"),
+        ("8-elite", 134_515_008, "w8a16"),
+        ("8-gen-1", 6_738_415_616, "w8a16"),
+        ("888", 6_738_415_616, "w8a16"),
     ],
 )
-def test_a_target_gets_4_bits_where_the_chip_can(chip, role, name):
-    assert recipe_for(find_chip(chip), role).name == name
+def test_a_large_model_gets_4_bits_where_the_chip_can(chip, num_weights, name):
+    """A target of 135 million weights once got them by its role, and missed their own bounds."""
+    assert recipe_for(find_chip(chip), num_weights).name == name
 
 
 @pytest.mark.parametrize("chip", ["888", "qcs6490", "sa8295p"])
 def test_v68_has_one_scale_a_weight_and_a_cache_of_8_bits(chip):
-    recipe = recipe_for(find_chip(chip), "drafter")
+    recipe = recipe_for(find_chip(chip), 0)
     assert (recipe.weights.granularity, recipe.weights.bits, recipe.kv_bits) == ("tensor", 8, 8)
     assert recipe.head.granularity == "tensor"
 
@@ -35,13 +38,13 @@ def test_v68_has_one_scale_a_weight_and_a_cache_of_8_bits(chip):
 def test_what_a_chip_computes_wrongly_is_written_another_way(
     chip, has_rotary_operator, has_float_attention
 ):
-    recipe = recipe_for(find_chip(chip), "drafter")
+    recipe = recipe_for(find_chip(chip), 0)
     assert recipe.has_rotary_operator is has_rotary_operator
     assert recipe.has_float_attention is has_float_attention
 
 
 def test_the_user_chooses_recipe_and_cache():
-    recipe = recipe_for(find_chip("x-elite"), "target", name="w8a16", kv_bits=16)
+    recipe = recipe_for(find_chip("x-elite"), 0, name="w8a16", kv_bits=16)
     assert (recipe.name, recipe.kv_bits) == ("w8a16", 16)
 
 
@@ -59,14 +62,14 @@ def test_the_user_chooses_recipe_and_cache():
 )
 def test_what_a_chip_cannot_do_is_refused(chip, options, message):
     with pytest.raises(ConfigError, match=message):
-        recipe_for(find_chip(chip), "target", **options)
+        recipe_for(find_chip(chip), 0, **options)
 
 
 @pytest.mark.parametrize(
     ("chip", "is_float"), [("x-elite", True), ("888", False), ("sa8295p", True)]
 )
 def test_the_residual_stream_is_fp16_where_the_chip_computes_in_it(chip, is_float):
-    assert recipe_for(find_chip(chip), "drafter").has_float_residual is is_float
+    assert recipe_for(find_chip(chip), 0).has_float_residual is is_float
 
 
 def test_every_recipe_says_what_it_may_lose():

@@ -78,7 +78,7 @@ def command(
     training_shape: str,
     force: bool,
     as_json: bool,
-    **htp: Any,
+    **npu: Any,
 ) -> None:
     """Turn a drafter and one or more targets into a bundle.
 
@@ -109,16 +109,16 @@ def command(
 
     logging.basicConfig(format="%(message)s")
     logging.getLogger("omnidraft_npu").setLevel(logging.INFO)
-    options = read_htp_options(**htp)
-    drafter_htp, target_htp = htp_request(options, "drafter"), htp_request(options, "target")
+    options = read_htp_options(**npu)
+    htp = htp_request(options)
     request = ExportRequest(
         drafter=model_request(
             drafter,
             precision=draft_precision or precision,
             context_length=context_length,
-            lora_rank=default_lora_rank(drafter_htp) if lora_rank is None else lora_rank,
+            lora_rank=default_lora_rank(htp) if lora_rank is None else lora_rank,
             training=TrainingShape.parse(training_shape),
-            htp=drafter_htp,
+            htp=htp,
         ),
         targets=tuple(
             model_request(
@@ -126,7 +126,7 @@ def command(
                 precision=precision,
                 context_length=context_length,
                 exporter=exporter,
-                htp=target_htp,
+                htp=htp,
             )
             for target in targets
         ),

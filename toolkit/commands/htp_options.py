@@ -29,7 +29,8 @@ def htp_options(command: Command) -> Command:
             click.option(
                 "--htp-precision",
                 metavar="RECIPE",
-                help="fp16, w8a16, w4a16 or w4a16-nbits [default: what role and chip suggest].",
+                help="fp16, w8a16, w4a16 or w4a16-nbits [default: w8a16; w4a16 for a model of 800 "
+                "million weights or more, from Hexagon v73 on].",
             ),
             click.option(
                 "--kv-bits",
