@@ -1,7 +1,7 @@
 """Does drafting leave the target's text alone? Speculative against plain, on the user's prompts."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,8 +12,10 @@ from omnidraft_npu.config import DecodeConfig
 
 from .observed_lm import ObservedLM
 from .opened_pair import OpenedPair
-from .session import Session
+from .session import Delta, Session
 
+Tell = Callable[[int, int], None]
+"""Called with what is done and its total."""
 Outcome = Literal["equal", "near-tie", "bug"]
 
 DEFAULT_TIE_TOLERANCE = 0.01
@@ -67,6 +69,7 @@ def check_greedy(
     draft_lengths: Sequence[int],
     *,
     tie_tolerance: float = DEFAULT_TIE_TOLERANCE,
+    report: Tell = lambda done, total: None,
 ) -> Iterator[PromptCheck]:
     """Decode every prompt with each draft length and plainly, and compare token for token.
 
@@ -80,23 +83,47 @@ def check_greedy(
         draft_lengths: Every k to try.
         tie_tolerance: A gap up to this part of the row's logit range is a near-tie, which
             another order of summation can flip; a larger one is a bug.
+        report: Told of the tokens decoded and the most that can be; those that a response which
+            ends early leaves out count as decoded.
 
     Yields:
         One check a prompt, in order.
     """
     target = ObservedLM(pair.target.graph.begin())
     session = Session(pair, target=target)
+    responses = len(draft_lengths) + 1
+    progress = _Progress(report, config.max_new_tokens, responses * len(prompts))
     for index, prompt in enumerate(prompts):
         target.num_broken = 0
         drafted = {}
         for k in draft_lengths:
             settings = dataclasses.replace(config, max_draft_tokens=k)
-            deltas = session.generate(prompt, settings)
+            deltas = progress.over(session.generate(prompt, settings))
             drafted[k] = [token for delta in deltas for token in delta.token_ids]
-        check = _compare(pair, prompt, config, drafted, tie_tolerance)
+        check = _compare(pair, prompt, config, drafted, tie_tolerance, progress)
         yield dataclasses.replace(
             check, index=index, num_broken=check.num_broken + target.num_broken
         )
+
+
+class _Progress:
+    """How far many responses of at most so many tokens are."""
+
+    def __init__(self, report: Tell, max_new_tokens: int, num_responses: int) -> None:
+        self._report = report
+        self._each, self._total = max_new_tokens, max_new_tokens * num_responses
+        self._finished = 0
+        report(0, self._total)
+
+    def over(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
+        """The deltas of the next response."""
+        done = self._finished
+        for delta in deltas:
+            yield delta
+            done += len(delta.token_ids)
+            self._report(done, self._total)
+        self._finished += self._each
+        self._report(self._finished, self._total)
 
 
 def _compare(
@@ -105,6 +132,7 @@ def _compare(
     config: DecodeConfig,
     drafted: dict[int, list[int]],
     tie_tolerance: float,
+    progress: _Progress,
 ) -> PromptCheck:
     """Decode plainly and look at the logits where a drafted response has another token."""
     target = ObservedLM(pair.target.graph.begin())
@@ -113,7 +141,7 @@ def _compare(
     open_runs = dict(drafted)
     found: list[Difference] = []
     position = 0
-    for delta in plain.generate(prompt, config):
+    for delta in progress.over(plain.generate(prompt, config)):
         (token,) = delta.token_ids
         for k, tokens in list(open_runs.items()):
             other = tokens[position] if position < len(tokens) else None
@@ -153,7 +181,11 @@ def _difference(
     )
 
 
-def find_blindness(pair: OpenedPair, prompts: Sequence[Sequence[int]]) -> str | None:
+def find_blindness(
+    pair: OpenedPair,
+    prompts: Sequence[Sequence[int]],
+    report: Tell = lambda done, total: None,
+) -> str | None:
     """What of its prompt the target does not see, in words; None where it sees all.
 
     Such a target still decodes the same with and without a drafter. Two contexts that end
@@ -162,6 +194,7 @@ def find_blindness(pair: OpenedPair, prompts: Sequence[Sequence[int]]) -> str | 
     Args:
         pair: The target is looked at.
         prompts: Target ids; the first one is varied.
+        report: Told of the contexts looked at and their total.
     """
     first = list(prompts[0])
     last = first[-1]
@@ -169,7 +202,11 @@ def find_blindness(pair: OpenedPair, prompts: Sequence[Sequence[int]]) -> str | 
     other = others[-1] if others else (last + 1) % pair.target.graph.vocab_size
     target = ObservedLM(pair.target.graph.begin())
     contexts = (first, [*first, other], [*first, other, last])
-    rows = [_row_after(target, ids) for ids in contexts]
+    rows = []
+    for done, ids in enumerate(contexts):
+        report(done, len(contexts))
+        rows.append(_row_after(target, ids))
+    report(len(contexts), len(contexts))
     if _is_same(rows[0], rows[1]) and _is_same(rows[0], rows[2]):
         return "the target gives the same logits whatever the prompt"
     if _is_same(rows[0], rows[2]):

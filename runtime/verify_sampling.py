@@ -65,6 +65,7 @@ def check_laws(
     session = Session(pair)
     target = ObservedLM(pair.target.graph.begin())
     config = dataclasses.replace(config, max_new_tokens=config.max_draft_tokens + 1)
+    report(0, num_samples * len(prompts))
     for index, prompt in enumerate(prompts):
         rounds = []
         for i in range(num_samples):

@@ -1,5 +1,7 @@
 """`omnidraft-npu verify`: passes a working runtime, and finds each kind of broken one."""
 
+import contextlib
+import itertools
 import json
 
 import numpy as np
@@ -54,6 +56,40 @@ def test_the_report_for_people_ends_with_counts(bundle, prompts):
     assert result.stdout.strip() == (
         "5 prompts, 120 tokens: 5 equal, 0 parted at a near-tie, 0 wrong"
     )
+
+
+def test_progress_goes_token_by_token_and_to_stderr_only(bundle, prompts, monkeypatch):
+    """With the built-in prompts on the simulator the first prompt took minutes without a word."""
+    told = []
+
+    @contextlib.contextmanager
+    def progress():
+        yield lambda *said: told.append(said)
+
+    monkeypatch.setattr("omnidraft_npu.commands.verify.stage_progress", progress)
+    arguments = ("--draft-tokens", "1,4", "--temperature", "0", "--temperature", "1")
+    verify(bundle, prompts, *arguments, "--samples", "2")
+
+    stages = list(dict.fromkeys(stage for stage, _, _ in told))
+    assert stages == [
+        "contexts that the target sees",
+        "tokens decoded greedily",
+        "rounds sampled at temperature 1",
+    ]
+    for stage in stages:
+        done = [done for name, done, _ in told if name == stage]
+        (total,) = {total for name, _, total in told if name == stage}
+        assert (done[0], done[-1], done) == (0, total, sorted(done))
+    assert total == 10
+    tokens = [done for name, done, _ in told if name == "tokens decoded greedily"]
+    assert tokens[-1] == 24 * len(PROMPTS) * 3
+    assert max(b - a for a, b in itertools.pairwise(tokens)) <= 5
+
+
+def test_a_finished_stage_is_a_line_on_stderr(bundle, prompts):
+    result = verify(bundle, prompts, "--raw")
+    assert "tokens decoded greedily: 240 done in" in result.stderr
+    assert "done in" not in result.stdout
 
 
 def test_a_rewind_off_by_one_is_a_bug(bundle, prompts, monkeypatch):

@@ -64,7 +64,9 @@ def run_checks(
     """Look for blindness, then check every configuration, greedy or sampling."""
     greedy: list[PromptCheck] = []
     laws = {}
-    blindness = find_blindness(pair, prompts)
+    blindness = find_blindness(
+        pair, prompts, lambda done, total: report("contexts that the target sees", done, total)
+    )
     for config in configs:
         temperature = config.sampling.temperature
         if temperature > 0:
@@ -78,11 +80,14 @@ def run_checks(
             )
             laws[temperature] = tuple(checks)
             continue
-        for check in check_greedy(
-            pair, prompts, config, draft_lengths, tie_tolerance=tie_tolerance
-        ):
-            greedy.append(check)
-            report("prompts decoded greedily", len(greedy), len(prompts))
+        greedy += check_greedy(
+            pair,
+            prompts,
+            config,
+            draft_lengths,
+            tie_tolerance=tie_tolerance,
+            report=lambda done, total: report("tokens decoded greedily", done, total),
+        )
     return Verification(blindness=blindness, greedy=tuple(greedy), laws=laws)
 
 
