@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 
 from omnidraft_npu.errors import ConfigError
-from omnidraft_npu.lora import MODULES, lora_name
+from omnidraft_npu.lora import DEFAULT_RANK, MODULES, lora_name
 
 from .architecture import DecoderConfig
 from .graph_writer import GraphWriter
@@ -18,6 +18,21 @@ def check_lora(rank: int, modules: Collection[str]) -> None:
     if unknown := set(modules) - set(MODULES):
         raise ConfigError(
             f"lora_modules has {', '.join(sorted(unknown))}: choose from {', '.join(MODULES)}"
+        )
+
+
+def check_lora_rank(name: str, rank: int, config: DecoderConfig) -> None:
+    """Pass if some projection of a model has room for adapters of this rank.
+
+    Raises:
+        ConfigError: none has; the product of two factors has no higher rank than the matrix.
+    """
+    shapes = config.tensor_shapes()
+    most = max(min(shapes[f"layers.0.{module}"]) for module in MODULES)
+    if rank > most:
+        raise ConfigError(
+            f"lora_rank is {rank:,}, and no matrix of {name} has a rank above {most:,}: use "
+            f"--lora-rank {min(DEFAULT_RANK, most)}"
         )
 
 

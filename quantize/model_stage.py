@@ -14,6 +14,7 @@ from .checkpoints.checkpoint import Checkpoint, SourceFiles, TokenizerFiles
 from .foreign_graph import ForeignGraph
 from .genai_config import write_genai_config
 from .genai_model import GENAI_CONFIG, import_genai_model
+from .lora_branch import check_lora_rank
 from .model_request import ModelRequest
 from .stages import Facts, Tell
 
@@ -33,7 +34,8 @@ def prepare_model(request: ModelRequest) -> PreparedModel:
 
     Raises:
         CheckpointError, TokenizerError: it cannot be exported.
-        ConfigError: it is to learn, and its graph is not built here.
+        ConfigError: it is to learn, and its graph is not built here, or has no matrix for so
+            high a rank.
     """
     if request.exporter == "optimum" or (request.path / GENAI_CONFIG).is_file():
         if request.lora_rank:
@@ -45,6 +47,7 @@ def prepare_model(request: ModelRequest) -> PreparedModel:
     from .checkpoints.open_checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(request.path)
+    check_lora_rank(request.name, request.lora_rank, checkpoint.config)
     return PreparedModel(request=request, checkpoint=checkpoint, tokenizer=checkpoint.tokenizer())
 
 

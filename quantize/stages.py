@@ -90,8 +90,9 @@ class Stages:
         shutil.rmtree(folder / _MARKS, ignore_errors=True)
 
     def discard(self) -> None:
-        """Drop everything."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        """Drop everything; what an earlier run left stays if this one ran no stage."""
+        if self._has_begun:
+            shutil.rmtree(self.root, ignore_errors=True)
 
     def discard_if_empty(self) -> None:
         """Drop everything unless some stage is finished."""

@@ -123,6 +123,21 @@ def test_an_interrupted_export_resumes_with_its_finished_stages(checkpoints, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
+def test_a_rank_that_no_matrix_has_is_refused_and_an_interrupted_export_stays(
+    checkpoints, tmp_path, monkeypatch
+):
+    from omnidraft_npu.quantize import export as module
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "export_spelling", interrupt)
+    export(checkpoints, tmp_path / "bundle")
+    line = only_error(export(checkpoints, tmp_path / "bundle", "--lora-rank", "100000"), code=2)
+    assert "lora_rank is 100,000, and no matrix of drafter has a rank above 64: use" in line
+    assert (tmp_path / "bundle.partial" / "drafter" / "cpu" / "model.onnx").exists()
+
+
 def test_a_changed_checkpoint_is_not_taken_for_the_old_one(checkpoints, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(checkpoints / "drafter", copy)

@@ -68,6 +68,14 @@ def test_nothing_is_left_when_no_stage_finished(tmp_path):
     assert not root.exists()
 
 
+def test_a_run_that_failed_before_its_first_stage_drops_nothing_of_an_earlier_one(tmp_path):
+    """A slip in an option, found early, cost the finished stages of an interrupted export."""
+    root = tmp_path / "work.partial"
+    Stages(root, {"a": 1}).run("first", "one", write, quiet)
+    Stages(root, {"a": 2}).discard()
+    assert Stages(root, {"a": 1}).run("first", "one", never, quiet) == {"value": 1}
+
+
 def test_forgetting_drops_the_book_keeping_only(tmp_path):
     stages = Stages(tmp_path / "work.partial", {})
     stages.run("first", "one", write, quiet)
