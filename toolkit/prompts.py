@@ -11,6 +11,7 @@ from .errors import PromptError
 from .text.unicode import is_unicode
 
 BUILTIN_FILE = "bench_prompts.jsonl"
+CALIBRATION_FILE = "calibration_prompts.jsonl"
 NO_TASK = "other"
 """Task of a prompt whose row names none."""
 RESERVED_TASK = "all"
@@ -27,8 +28,12 @@ class TaskPrompt:
 
 def builtin_prompts() -> list[TaskPrompt]:
     """Eight short prompts each for chat, maths, code and summarising, written for this project."""
-    file = importlib.resources.files("omnidraft_npu.calib_data") / BUILTIN_FILE
-    return list(_read_rows(file.read_text(encoding="utf-8"), BUILTIN_FILE))
+    return _packaged(BUILTIN_FILE)
+
+
+def calibration_prompts() -> list[TaskPrompt]:
+    """The prompts that models are calibrated with, of all kinds, written for this project."""
+    return _packaged(CALIBRATION_FILE)
 
 
 def read_prompts(path: Path) -> list[TaskPrompt]:
@@ -99,3 +104,8 @@ def _read_row(line: str, where: str) -> TaskPrompt:
     if not is_unicode(prompt):
         raise PromptError(f"{where} holds half of a surrogate pair: save it as UTF-8")
     return TaskPrompt(prompt=prompt, task=task)
+
+
+def _packaged(name: str) -> list[TaskPrompt]:
+    file = importlib.resources.files("omnidraft_npu.calib_data") / name
+    return list(_read_rows(file.read_text(encoding="utf-8"), name))

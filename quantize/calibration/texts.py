@@ -1,6 +1,5 @@
 """Calibration text as windows of token ids: the built-in prompts, or the user's own file."""
 
-import importlib.resources
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from omnidraft_npu.errors import PromptError
-from omnidraft_npu.prompts import TaskPrompt, builtin_prompts, read_prompts
+from omnidraft_npu.prompts import (
+    CALIBRATION_FILE,
+    TaskPrompt,
+    builtin_prompts,
+    calibration_prompts,
+    read_prompts,
+)
 from omnidraft_npu.text.tokenizer import Tokenizer
 
 Ids = npt.NDArray[np.int64]
 
-BUILTIN_FILE = "calibration_prompts.jsonl"
 _HOLD_OUT_EVERY = 8
 _ENOUGH_TO_JUDGE = 500
 """Tokens held out; from fewer, a measured loss would be chance."""
@@ -47,9 +51,7 @@ def read_calibration_prompts(path: Path | None) -> list[TaskPrompt]:
         PromptError: it is missing, empty, not UTF-8, or a row is no prompt.
     """
     if path is None:
-        builtin = importlib.resources.files("omnidraft_npu.calib_data") / BUILTIN_FILE
-        with importlib.resources.as_file(builtin) as file:
-            return read_prompts(file)
+        return calibration_prompts()
     prompts = read_prompts(path)
     if path.suffix != ".txt":
         return prompts
