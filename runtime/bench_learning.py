@@ -171,7 +171,8 @@ def _figures(stats: DecodeStats) -> dict[str, Any]:
 
 def _lesson_to_json(lesson: Lesson) -> dict[str, Any]:
     document = dataclasses.asdict(lesson)
-    for name, judged in (("before", lesson.before), ("after", lesson.after)):
+    for name in ("base", "before", "after"):
+        judged = getattr(lesson, name)
         if judged is not None:
             document[name]["mean"] = judged.mean
     return document

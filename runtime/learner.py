@@ -11,17 +11,19 @@ import numpy as np
 from omnidraft_npu.examples import EqualExampleMaker, ExampleMaker
 from omnidraft_npu.replay import Example, ReplayBuffer
 
-from .adapter_store import AdapterStore
+from .adapter_store import BASE, AdapterStore
 from .learner_adapter import Adapter, AdapterInUse
 from .learner_config import LearnerConfig
 from .learner_examples import RecentExamples
-from .learner_judge import Judge
+from .learner_judge import Acceptance, Judge
 from .learner_lesson import Lesson, judged
 from .learner_recorder import Answer
 from .learner_state import Progress, read_training, training_path, write_training
 from .lora_trainer import LoraTrainer, TrainingStep, Update
 
 logger = logging.getLogger(__name__)
+
+_WITHOUT = Adapter.of(BASE, {})
 
 Pause = Callable[[], None]
 Maker = ExampleMaker | EqualExampleMaker
@@ -153,18 +155,18 @@ class Learner:
         losses = [update.loss for update in updates]
         is_sound = all(update.norm is not None for update in updates)
         is_sound &= losses[-1] <= _EXPLODED * losses[0] + 1
-        held, tensors = self._examples.held_back, trainer.tensors
-        before = tools.judge.acceptance(current.lora, held, pause)
-        candidate = Adapter.of(current.version, tensors)
-        after = tools.judge.acceptance(candidate.lora, held, pause) if is_sound else None
+        held = self._examples.held_back
+        base, before = (tools.judge.drafts(one, held, pause) for one in (_WITHOUT, current))
+        after = list(tools.judge.outcomes(trainer.lora, held.values(), pause)) if is_sound else []
         lesson = Lesson(
-            outcome=judged(before, after, self.config.min_judged) if is_sound else "skipped",
+            outcome=judged(base, before, after, self.config.min_judged) if is_sound else "skipped",
             version=current.version,
             num_examples=len(new),
             num_updates=len(losses),
             loss=float(np.mean(losses)),
-            before=before,
-            after=after,
+            base=Acceptance.of(base),
+            before=Acceptance.of(before),
+            after=Acceptance.of(after),
             seconds=0.0,
         )
         return self._save(lesson, max(new), trainer, current)
@@ -221,8 +223,11 @@ class Learner:
             )
             self._store.use(record.version)
             adapter = Adapter.of(record.version, tensors)
-        elif lesson.outcome != "continued":
-            trainer = self._new_trainer(self._tools.step, current)
+        elif lesson.outcome == "withdrawn":
+            self._store.use(BASE)
+            adapter = _WITHOUT
+        if lesson.outcome not in ("kept", "continued"):
+            trainer = self._new_trainer(self._tools.step, adapter)
         if lesson.outcome != "continued":
             progress = Progress(parent=adapter.version, newest=newest)
         write_training(self._path, progress, trainer.state(), self._store.key)

@@ -1,6 +1,6 @@
 """Which answers a lesson learns from, and which ones judge it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -43,9 +43,9 @@ class RecentExamples:
         return sorted(number for number in self._learned if number > newest)
 
     @property
-    def held_back(self) -> list[Example]:
-        """Those that judge, the oldest first."""
-        return list(self._held.values())
+    def held_back(self) -> Mapping[int, Example]:
+        """Those that judge by their number, the oldest first."""
+        return self._held
 
     def batches(self, new: list[int], step: TrainingStep) -> Iterator[list[Example]]:
         """Rows for the training graph: of the new answers and of older ones, mixed.

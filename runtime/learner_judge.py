@@ -1,7 +1,6 @@
 """How well a drafter with an adapter would have drafted responses that it did not learn from."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +8,12 @@ import numpy.typing as npt
 
 from omnidraft_npu.replay import Example
 
+from .learner_adapter import Adapter
 from .lora_inputs import Tensors
 from .model import Model
+
+Drafted = tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]
+"""Of a response, ``[tokens]`` whether drafted, and ``[pieces]`` the laws' overlap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +32,14 @@ class Acceptance:
         """Of both: a drafter must not pay for the one with the other."""
         return (self.greedy + self.sampled) / 2
 
-    @property
-    def chance(self) -> float:
-        """What a drafter may gain or lose by chance alone: two standard errors.
-
-        Of two adapters, one drafts about one token in ten otherwise than the other.
-        """
-        return 2 * math.sqrt(0.1 / self.num_tokens)
+    @classmethod
+    def of(cls, drafts: Sequence[Drafted]) -> "Acceptance | None":
+        """Over all of some responses; None where there is no token."""
+        right = np.concatenate([right for right, _ in drafts] or [np.zeros(0, np.bool_)])
+        if not len(right):
+            return None
+        overlap = np.concatenate([overlap for _, overlap in drafts])
+        return cls(greedy=float(right.mean()), sampled=float(overlap.mean()), num_tokens=len(right))
 
 
 class Judge:
@@ -44,30 +48,26 @@ class Judge:
     def __init__(self, graph: Model) -> None:
         """Judge adapters of this drafter."""
         self._lm = graph.begin(is_exact=False)
+        self._known: dict[int, dict[int, Drafted]] = {}
 
-    def acceptance(
+    def drafts(
         self,
-        lora: Tensors,
-        examples: Iterable[Example],
+        adapter: Adapter,
+        examples: Mapping[int, Example],
         pause: Callable[[], None] = lambda: None,
-    ) -> Acceptance | None:
-        """Of the drafter with this adapter; None where there is no token to judge by.
+    ) -> list[Drafted]:
+        """What a version would have drafted of responses; of each it is found out only once.
 
         Args:
-            lora: By graph input.
-            examples: Responses.
-            pause: Called before each of them.
+            adapter: The version.
+            examples: Responses by their number, which is theirs for ever.
+            pause: Called before each that is new.
         """
-        right, overlap = [np.zeros(0, np.bool_)], [np.zeros(0, np.float32)]
-        for is_right, shared in self.outcomes(lora, examples, pause):
-            right.append(is_right)
-            overlap.append(shared)
-        tokens, pieces = np.concatenate(right), np.concatenate(overlap)
-        if not len(tokens):
-            return None
-        return Acceptance(
-            greedy=float(tokens.mean()), sampled=float(pieces.mean()), num_tokens=len(tokens)
-        )
+        known = self._known.setdefault(adapter.version, {})
+        new = {number: one for number, one in examples.items() if number not in known}
+        found = self.outcomes(adapter.lora, new.values(), pause)
+        known.update(zip(new, found, strict=True))
+        return [known[number] for number in examples]
 
     def overlaps(self, lora: Tensors, examples: Iterable[Example]) -> list[npt.NDArray[np.float32]]:
         """``[response]`` overlap of the laws at every piece of each example with a piece before."""
@@ -78,14 +78,14 @@ class Judge:
         lora: Tensors,
         examples: Iterable[Example],
         pause: Callable[[], None] = lambda: None,
-    ) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]]:
-        """Of each example, ``[tokens]`` whether drafted, and ``[pieces]`` the laws' overlap."""
+    ) -> Iterator[Drafted]:
+        """What the drafter with this adapter would have drafted of each example."""
         self._lm.set_lora(lora)
         for example in examples:
             pause()
             yield self._one(example)
 
-    def _one(self, example: Example) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
+    def _one(self, example: Example) -> Drafted:
         lm = self._lm
         lm.reset()
         pieces = example.pieces[-lm.context_length :].tolist()

@@ -1,12 +1,14 @@
 """What came of learning from some answers."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .learner_judge import Acceptance
+from .learner_changes import changes
+from .learner_judge import Acceptance, Drafted
 
-Outcome = Literal["kept", "continued", "rolled back", "skipped"]
+Outcome = Literal["kept", "continued", "rolled back", "withdrawn", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +18,8 @@ class Lesson:
     outcome: Outcome
     """`kept`: a new version, in use from the next request on. `continued`: not yet better, so
     training goes on and nothing new is in use. `rolled back`: worse, training begins anew from
-    the version in use. `skipped`: the loss was no number or exploded, likewise."""
+    the version in use. `withdrawn`: so, and the version in use is worse than none, so there is
+    none from the next request on. `skipped`: the loss was no number or exploded."""
     version: int
     """In use from now on."""
     num_examples: int
@@ -25,8 +28,10 @@ class Lesson:
     """Steps of the optimiser."""
     loss: float
     """Mean over the updates."""
+    base: Acceptance | None
+    """Of the drafter without an adapter, on held-back answers; None where there are none yet."""
     before: Acceptance | None
-    """Of the version in use before, on held-back answers; None where there are none yet."""
+    """Of the version in use before, on the same."""
     after: Acceptance | None
     """Of what was learned; None also where that was skipped."""
     seconds: float
@@ -35,27 +40,42 @@ class Lesson:
         text = f"learned from {self.num_examples} answers in {self.seconds:.1f} s: {self.outcome}"
         if self.outcome == "skipped":
             return f"{text}, its loss is {self.loss:.3g}"
-        if self.before is None or self.after is None:
+        if self.base is None or self.before is None or self.after is None:
             return f"{text}, no answer was held back yet to judge it by"
-        figures = f"held-back acceptance {self.before.mean:.3f} -> {self.after.mean:.3f}"
-        return f"{text}, {figures}" + (f", v{self.version:04}" if self.outcome == "kept" else "")
+        text += f", held-back acceptance {self.before.mean:.3f} -> {self.after.mean:.3f}"
+        if self.before != self.base:
+            text += f" (without an adapter {self.base.mean:.3f})"
+        if self.outcome == "withdrawn":
+            return f"{text}; the drafter is used without an adapter again"
+        return f"{text}, v{self.version:04}" if self.outcome == "kept" else text
 
 
-def judged(before: Acceptance | None, after: Acceptance | None, min_judged: int) -> Outcome:
-    """Whether an adapter is kept: it must draft better than the one in use, and nowhere worse.
+def judged(
+    base: Sequence[Drafted],
+    before: Sequence[Drafted],
+    after: Sequence[Drafted],
+    min_judged: int,
+) -> Outcome:
+    """Whether an adapter is kept: better than the one in use, worse nowhere, nor than none at all.
 
-    One that drafts hardly worse, as may come of chance, is trained on.
+    Better and worse are what chance among responses does not explain. Two adapters are compared
+    response by response, as those differ far more from each other than adapters do.
 
     Args:
-        before: Of the version in use.
-        after: Of the adapter, on the same answers.
+        base: What the drafter without an adapter would have drafted of held-back responses.
+        before: What the version in use would have.
+        after: What the adapter would have, of the same responses.
         min_judged: Tokens without which there is no judgement.
     """
-    if before is None or after is None or after.num_tokens < min_judged:
+    found = Acceptance.of(after)
+    if found is None or found.num_tokens < min_judged:
         return "continued"
-    if not math.isfinite(after.mean):
+    if not math.isfinite(found.mean):
         return "skipped"
-    is_worse = after.greedy < before.greedy or after.sampled < before.sampled
-    if after.mean > before.mean and not is_worse:
+    steps = [changes(reference, after) for reference in (before, base)]
+    loses = any(step.greedy.is_loss or step.sampled.is_loss for step in steps)
+    if steps[0].mean.is_better and not loses:
         return "kept"
-    return "rolled back" if after.mean < before.mean - after.chance else "continued"
+    if changes(base, before).mean.is_worse:
+        return "withdrawn"
+    return "rolled back" if any(step.mean.is_worse for step in steps) else "continued"
