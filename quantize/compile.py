@@ -1,6 +1,9 @@
 """Context binaries for chips, ahead of time: no chip is needed, each is checked when made."""
 
+import errno
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +61,7 @@ def compile_graphs(
     Raises:
         ExportError: QNN cannot compile a graph, or fell over it, or made something for
             another chip.
+        OSError: the disk is full.
     """
     outputs = {length: folder / f"length_{length}_ctx.onnx" for length in graphs}
     lengths = list(graphs)
@@ -84,6 +88,8 @@ def _compile(
     code, said = _run_child([sys.executable, "-m", _CHILD, json.dumps(job)])
     if code == 0:
         return
+    if _is_full(graphs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     reason = lines[-1] if lines else "it said nothing"
     if code != FAILED:
@@ -93,6 +99,13 @@ def _compile(
         f"QNN cannot compile {names} for {' and '.join(chip.name for chip in chips)} ({reason}): "
         "try another --htp-precision or a shorter --htp-context-length"
     )
+
+
+def _is_full(graphs: Sequence[tuple[Path, Path]]) -> bool:
+    """Whether a binary, which holds the weights, has no room; QNN does not say why it failed."""
+    source, output = graphs[0]
+    needed = sum(path.stat().st_size for path in source.parent.iterdir() if path.is_file())
+    return shutil.disk_usage(output.parent).free < needed
 
 
 def _run_child(command: Sequence[str]) -> tuple[int, str]:

@@ -118,10 +118,9 @@ def _tell_recipe(model: HtpModel) -> None:
     """Say what was chosen for the user."""
     if model.request.options.precision is None:
         logger.info(
-            "%s has %d million weights and goes to the NPU in %s: with --htp-precision it can be "
-            "another of %s",
+            "%s has %s weights and goes to the NPU in %s; with --htp-precision it can be any of %s",
             model.name,
-            model.checkpoint.config.num_weights // 10**6,
+            f"{model.checkpoint.config.num_weights:,}",
             model.recipe.name,
             ", ".join(RECIPES),
         )

@@ -84,8 +84,8 @@ class HtpRequest:
         for chip in others:
             if (other := self._recipe_on(chip, num_weights)) != recipe:
                 raise ConfigError(
-                    f"a model of {num_weights:,} weights needs {_describe(recipe)} on {first.name} "
-                    f"and {_describe(other)} on {chip.name}: export for each of them apart"
+                    f"{first.name} needs {_describe(recipe)}, and {chip.name} "
+                    f"{_describe(other)}: export for each of them apart"
                 )
         return recipe
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -83,6 +84,15 @@ def test_a_graph_that_qnn_cannot_compile_is_one_line(tmp_path):
     (tmp_path / "length_1.onnx").write_bytes(b"no graph")
     with pytest.raises(ExportError, match=r"QNN cannot compile length_1\.onnx for.*X Elite"):
         compile_graphs({1: tmp_path / "length_1.onnx"}, tmp_path, [X_ELITE])
+
+
+def test_a_full_disk_is_told_as_such(graphs, tmp_path, monkeypatch):
+    """QNN says that it failed to write a file, and another recipe was advised."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5_000))
+    monkeypatch.setattr(module, "_run_child", lambda command: (FAILED, "Failed to write"))
+    with pytest.raises(OSError, match="No space left on device"):
+        compile_graphs({1: graphs[1]}, tmp_path, [X_ELITE])
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ def test_chips_that_need_different_recipes_are_exported_for_apart():
         chips=(find_chip("x-elite"), find_chip("8-gen-1")),
         options=HtpOptions(soc=("x-elite", "8-gen-1")),
     )
-    with pytest.raises(ConfigError, match=r"w4a16 with a scale for each block.* and w8a16 .*apart"):
+    with pytest.raises(
+        ConfigError, match=r"X Elite needs w4a16 .*, and Snapdragon 8 Gen 1 w8a16 .* apart"
+    ):
         request.recipe(7_000_000_000)
 
 
