@@ -141,7 +141,7 @@ def _run_stages(request: ExportRequest, stages: Stages, progress: Report) -> Man
         progress("reading models", i, len(requests))
         models.append(prepare_model(wanted))
     progress("reading models", len(requests), len(requests))
-    _preflight(models, stages.root.parent)
+    _preflight(models, stages.root)
     drafter = _model(models[0], "drafter", stages, progress)
     targets = {
         model.request.name: _model(model, f"targets/{model.request.name}", stages, progress)
@@ -198,14 +198,16 @@ def _htp_model(model: PreparedModel) -> HtpModel | None:
     )
 
 
-def _preflight(models: Sequence[PreparedModel], folder: Path) -> None:
+def _preflight(models: Sequence[PreparedModel], root: Path) -> None:
     """Find out before any model is worked on whether there is room for their NPU flavours."""
     wanted = [htp for htp in map(_htp_model, models) if htp is not None]
     if not wanted:
         return
     found = [check_htp(htp, available_bytes()) for htp in wanted]
-    needed, free = sum(one.disk_bytes for one in found), shutil.disk_usage(folder).free
-    check_disk(needed, free, str(folder))
+    needed = sum(one.disk_bytes for one in found)
+    # What an interrupted export made is part of what is needed, or is about to be dropped.
+    there = sum(p.stat().st_size for p in root.rglob("htp/**/*") if p.is_file())
+    check_disk(needed, shutil.disk_usage(root.parent).free + there, str(root.parent))
     logger.info(
         "the NPU flavour takes about %s of disk and %s of memory",
         size_text(needed),

@@ -294,6 +294,10 @@ def test_adapters_are_refused_on_a_chip_that_computes_nothing_in_fp16(checkpoint
     check_htp(dataclasses.replace(model, lora_rank=0), None)
 
 
+def seen_enough(*_):
+    raise ConfigError("seen enough")
+
+
 def test_too_little_disk_is_one_line_before_any_work(
     checkpoints, tmp_path, nothing_made, monkeypatch
 ):
@@ -301,6 +305,19 @@ def test_too_little_disk_is_one_line_before_any_work(
     monkeypatch.setattr(export_module.shutil, "disk_usage", lambda _: usage)
     line = error_of(export(checkpoints, tmp_path / "bundle", "--soc", "x-elite"), 1)
     assert "0.0 MB free" in line
+
+
+def test_files_of_an_interrupted_export_count_as_room(checkpoints, tmp_path, monkeypatch):
+    """An export that had filled most of a disk could not be taken up again."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(export_module.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(export_module, "_model", seen_enough)
+    made = tmp_path / "bundle.partial" / "targets" / "target" / "htp" / "part_0"
+    made.mkdir(parents=True)
+    with (made / "weights.data").open("wb") as file:
+        file.truncate(50_000_000)
+    line = error_of(export(checkpoints, tmp_path / "bundle", "--soc", "x-elite"), 2)
+    assert "seen enough" in line
 
 
 def test_an_existing_output_is_kept(checkpoints, tmp_path, nothing_made):
