@@ -11,6 +11,8 @@ from omnidraft_npu.acceptance_head import NAMES
 from .operators import Operators
 
 _FLOOR = 1e-9
+_TINY = 1e-30
+"""Of what a sure drafter says of pieces that it does not expect: far below `_FLOOR`."""
 _FLOAT = 1
 """ONNX's number of the type."""
 REJECTED_WEIGHT = 6.0
@@ -107,7 +109,7 @@ class _Named:
         """``KL(q || p)`` over the named pieces, both renormalised; its slope along `log_q`."""
         ops = self._ops
         log_p = ops("Sub", self._log(self._probs), self._log(self._sum_p))
-        log_share = ops("Sub", self._log_q, self._log(self._sum_q))
+        log_share = ops("Sub", self._log_q, self._log(self._sum_q, _TINY))
         share = ops("Mul", ops("Exp", log_share), self._is_named)
         excess = ops("Sub", log_share, log_p)
         loss = ops.sum(ops("Mul", share, excess), 1, keep=True)
@@ -125,8 +127,8 @@ class _Named:
         """``[positions, 1]``"""
         return self._ops.sum(self._ops("Min", self._q, self._probs), 1, keep=True)
 
-    def _log(self, x: str) -> str:
-        return self._ops("Log", self._ops("Max", x, self._ops.number(_FLOOR)))
+    def _log(self, x: str, floor: float = _FLOOR) -> str:
+        return self._ops("Log", self._ops("Max", x, self._ops.number(floor)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from .loss_nodes import REJECTED_WEIGHT
 from .reference_decoder import LoraDecoder
 
 _FLOOR = 1e-9
+_TINY = 1e-30
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -84,7 +85,7 @@ def weighted_loss(
     forward = -((probs * log_q).sum(-1) + rest.clamp(min=0) * other)
 
     log_p = probs.clamp(min=_FLOOR).log() - probs.sum(-1, keepdim=True).clamp(min=_FLOOR).log()
-    log_share = log_q - named.clamp(min=_FLOOR).log()[..., None]
+    log_share = log_q - named.clamp(min=_TINY).log()[..., None]
     reverse = (is_named * log_share.exp() * (log_share - log_p)).sum(-1)
 
     losses = torch.stack([forward, reverse, 1 - agreement(logits, ids, probs)])

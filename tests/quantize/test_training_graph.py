@@ -331,6 +331,11 @@ def test_the_reverse_divergence_is_taken_over_the_named_pieces_alone():
     assert found == pytest.approx((q * np.log(q / p)).sum())
 
 
+def test_the_reverse_divergence_holds_where_a_sure_drafter_expects_none_of_the_pieces():
+    named = one_position([0.3, 40.0, 2.0, 0.5], [2, 0], [0.5, 0.3], 0.0, 1.0)
+    assert named == pytest.approx(one_position(LOGITS, [2, 0], [0.5, 0.3], 0.0, 1.0))
+
+
 def test_the_overlap_loss_is_the_chance_that_a_draft_is_rejected():
     expected = 1 - (min(Q[2], 0.5) + min(Q[0], 0.3))
     assert Q[2] > 0.5
