@@ -50,19 +50,19 @@ from omnidraft_npu.runtime.opened_pair import OpenedPair, open_pair
 class Setting:
     """A way to learn."""
 
-    loss: Loss = "near"
+    loss: Loss = "overlap"
     rank: int | None = None
     """None for the bundle's own."""
     is_shift: bool = False
     """Whether the tasks come one after the other, not mixed."""
     follows: bool = False
-    """Whether it begins with what `near` learned for the first target."""
+    """Whether it begins with what `overlap` learned for the first target."""
 
 
 SETTINGS = {
-    "near": Setting(),
+    "overlap": Setting(),
+    "near": Setting(loss="near"),
     "trie": Setting(loss="trie"),
-    "overlap": Setting(loss="overlap"),
     "paper": Setting(loss="paper"),
     "rank-8": Setting(rank=8),
     "rank-16": Setting(rank=16),
@@ -92,10 +92,6 @@ def main() -> None:
     recorder = functools.partial(record, config=config, raw=options.raw, threads=options.threads)
     results: list[dict[str, Any]] = []
     for target in options.target:
-        train, test = (
-            recorder(options.output / "answers" / target, options.bundles[0], target, prompts)
-            for prompts in (read_prompts(options.train), read_prompts(options.test))
-        )
         for name in options.setting or SETTINGS:
             setting = SETTINGS[name]
             bundle = _bundle_for(setting, options.bundles)
@@ -107,7 +103,12 @@ def main() -> None:
                 shutil.rmtree(states / f"{target}-{name}", ignore_errors=True)
                 pair = open_pair(bundle, target=target, threads=options.threads)
                 first = options.target[0]
-                start = _learned(bundle, first, states / f"{first}-near") if setting.follows else {}
+                learned = states / f"{first}-overlap"
+                start = _learned(bundle, first, learned) if setting.follows else {}
+                train, test = (
+                    recorder(options.output / "answers" / target, bundle, target, prompts)
+                    for prompts in (read_prompts(options.train), read_prompts(options.test))
+                )
                 print(f"{target}, {name}", file=sys.stderr)
                 found = learn(
                     _in_state(pair, states / f"{target}-{name}"),

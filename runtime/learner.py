@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,6 +40,8 @@ class Tools:
     """Of the drafter."""
     judge: Judge
     """Of the graph that drafts."""
+    anchors: Sequence[Example] = ()
+    """Go into every update, see `learner_anchors`."""
 
 
 class Learner:
@@ -150,7 +152,7 @@ class Learner:
         trainer, current = self._resume(tools.step)
         updates = [
             self._update(trainer, rows, tools.judge, pause)
-            for rows in self._examples.batches(new, tools.step)
+            for rows in self._examples.batches(new, tools.step, tools.anchors)
         ]
         losses = [update.loss for update in updates]
         is_sound = all(update.norm is not None for update in updates)

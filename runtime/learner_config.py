@@ -7,7 +7,7 @@ from omnidraft_npu.errors import ConfigError
 from .adamw import AdamWConfig
 from .lora_trainer import Loss
 
-_OPTIMIZER = AdamWConfig(learning_rate=1e-3, warmup_steps=5)
+_OPTIMIZER = AdamWConfig(learning_rate=2e-3, warmup_steps=5)
 
 NUM_TOP = 32
 """Pieces of a law that an example keeps."""
@@ -17,18 +17,20 @@ NUM_TOP = 32
 class LearnerConfig:
     """When a drafter learns, from what, and how fast."""
 
-    loss: Loss = "near"
-    """`near` learns most where the drafter is nearly right: `trie` alone first flattens its law,
-    which costs acceptance before it gains some."""
+    loss: Loss = "overlap"
+    """What is rejected: `trie` alone first flattens the drafter's law, which costs acceptance
+    before it gains some."""
     batch: int = 8
     """New responses that make a lesson."""
-    passes: int = 2
+    passes: int = 4
     """Responses that a lesson learns from, over its new ones: the others are older."""
     num_recent: int = 512
     """Responses that those others are drawn from, the latest ones."""
+    num_anchors: int = 2
+    """Rows of an update that hold it to what it drafted before, see `learner_anchors`."""
     held_out_every: int = 5
     """One in so many responses is not learned from, it judges the others."""
-    max_held_out: int = 16
+    max_held_out: int = 32
     """Responses that judge an adapter, the latest ones."""
     min_judged: int = 200
     """Tokens of held-back responses before an adapter can be judged."""
@@ -48,6 +50,7 @@ class LearnerConfig:
             "batch": 1,
             "passes": 1,
             "num_recent": 1,
+            "num_anchors": 0,
             "held_out_every": 2,
             "max_held_out": 1,
             "min_judged": 1,

@@ -1,6 +1,6 @@
 """Which answers a lesson learns from, and which ones judge it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -47,8 +47,10 @@ class RecentExamples:
         """Those that judge by their number, the oldest first."""
         return self._held
 
-    def batches(self, new: list[int], step: TrainingStep) -> Iterator[list[Example]]:
-        """Rows for the training graph: of the new answers and of older ones, mixed.
+    def batches(
+        self, new: list[int], step: TrainingStep, anchors: Sequence[Example] = ()
+    ) -> Iterator[list[Example]]:
+        """Rows for the training graph: of the new answers and of older ones, mixed, and anchors.
 
         The same examples, new numbers and seed give the same rows.
         """
@@ -66,5 +68,8 @@ class RecentExamples:
             for row in windows(self._learned[number], step.length, num_context=num_context)
         ]
         order = rng.permutation(len(rows)).tolist()
-        for start in range(0, len(order), step.batch):
-            yield [rows[i] for i in order[start : start + step.batch]]
+        num_anchors = min(config.num_anchors, len(anchors), step.batch - 1)
+        room = step.batch - num_anchors
+        for start in range(0, len(order), room):
+            held = rng.choice(len(anchors), num_anchors, replace=False) if num_anchors else ()
+            yield [rows[i] for i in order[start : start + room]] + [anchors[i] for i in held]

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.distillation import PieceLaws
 from omnidraft_npu.replay import Example
 
 from .learner_adapter import Adapter
 from .lora_inputs import Tensors
 from .model import Model
 
+Floats = npt.NDArray[np.float32]
 Drafted = tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]
 """Of a response, ``[tokens]`` whether drafted, and ``[pieces]`` the laws' overlap."""
 
@@ -85,20 +88,43 @@ class Judge:
             pause()
             yield self._one(example)
 
+    def laws(self, pieces: Sequence[int], count: int, *, num_top: int) -> PieceLaws:
+        """What the drafter says without an adapter before each of the last `count` pieces.
+
+        Args:
+            pieces: More than `count`, and no more than the drafter's context holds.
+            count: At least 1.
+            num_top: Pieces that a law names.
+        """
+        self._lm.set_lora({})
+        logits = self._score(pieces, count)
+        num_top = min(num_top, logits.shape[1])
+        ids = np.argpartition(-logits, num_top - 1, axis=1)[:, :num_top]
+        ids = np.take_along_axis(ids, np.take_along_axis(-logits, ids, axis=1).argsort(axis=1), 1)
+        return PieceLaws(ids=ids.astype(np.int32), probs=_probs_of(logits, ids))
+
+    def _score(self, pieces: Sequence[int], count: int) -> Floats:
+        """``[count, vocab]`` logits before each of the last pieces."""
+        self._lm.reset()
+        first = len(pieces) - count
+        self._lm.prefill(pieces[: first - 1])
+        return self._lm.score(pieces[first - 1 : -1])
+
     def _one(self, example: Example) -> Drafted:
-        lm = self._lm
-        lm.reset()
-        pieces = example.pieces[-lm.context_length :].tolist()
+        pieces = example.pieces[-self._lm.context_length :].tolist()
         count = min(example.num_response, len(pieces) - 1)
         if count < 1:
             return np.zeros(0, np.bool_), np.zeros(0, np.float32)
-        first = len(pieces) - count
-        lm.prefill(pieces[: first - 1])
-        logits = lm.score(pieces[first - 1 : -1])
+        logits = self._score(pieces, count)
         ids, probs = example.laws.ids[-count:], example.laws.probs[-count:]
-        mass = np.exp(logits - logits.max(axis=1, keepdims=True))
-        drafted = np.take_along_axis(mass, ids, axis=1) / mass.sum(axis=1, keepdims=True)
-        shared = np.minimum(np.where(probs > 0, drafted, 0), probs).sum(axis=1)
-        is_right = (logits.argmax(axis=1) == pieces[first:]) & example.is_drafted[-count:]
+        shared = np.minimum(np.where(probs > 0, _probs_of(logits, ids), 0), probs).sum(axis=1)
+        is_right = (logits.argmax(axis=1) == pieces[-count:]) & example.is_drafted[-count:]
         starts = np.flatnonzero(np.diff(example.tokens[-count:], prepend=-1))
         return np.logical_and.reduceat(is_right, starts), shared.astype(np.float32)
+
+
+def _probs_of(logits: Floats, ids: npt.NDArray[np.integer[Any]]) -> Floats:
+    """Of the pieces ``[count, top]`` in the laws of ``[count, vocab]``."""
+    mass = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probs: Floats = np.take_along_axis(mass, ids, axis=1) / mass.sum(axis=1, keepdims=True)
+    return probs

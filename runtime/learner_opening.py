@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bundle import Bundle
@@ -11,6 +12,7 @@ from omnidraft_npu.replay import ReplayBuffer
 from omnidraft_npu.state_folder import learning, replay_path
 
 from .learner import Learner, Maker, Tools
+from .learner_anchors import make_anchors
 from .learner_config import NUM_TOP, LearnerConfig
 from .learner_judge import Judge
 from .lora_trainer import TrainingStep
@@ -58,11 +60,15 @@ def open_learner(
             buffer=buffer,
             store=store,
             adapter=pair.adapter,
-            tools=lambda: Tools(
-                step=TrainingStep(bundle.path(training.path), threads=threads),
-                judge=Judge(drafter.graph),
-            ),
+            tools=lambda: _open_tools(drafter, bundle.path(training.path), threads),
         )
+
+
+def _open_tools(drafter: OpenedModel, path: Path, threads: int | None) -> Tools:
+    step, judge = TrainingStep(path, threads=threads), Judge(drafter.graph)
+    max_pieces = min(step.length, drafter.graph.context_length)
+    anchors = make_anchors(drafter.tokenizer, judge, max_pieces=max_pieces, num_top=NUM_TOP)
+    return Tools(step=step, judge=judge, anchors=tuple(anchors))
 
 
 def maker_of(pair: OpenedPair, bundle: Bundle, drafter: OpenedModel) -> Maker:

@@ -16,6 +16,7 @@ from omnidraft_npu.files import sha256_of
 from omnidraft_npu.replay import ReplayBuffer
 from omnidraft_npu.runtime.adamw import AdamWConfig
 from omnidraft_npu.runtime.adapter_store import BASE
+from omnidraft_npu.runtime.learner_anchors import make_anchors
 from omnidraft_npu.runtime.learner_background import BackgroundLearner
 from omnidraft_npu.runtime.learner_config import LearnerConfig
 from omnidraft_npu.runtime.learner_judge import Acceptance, Judge
@@ -29,6 +30,7 @@ from omnidraft_npu.state_folder import learning, replay_path
 FAST = LearnerConfig(
     batch=4,
     passes=4,
+    num_anchors=0,
     held_out_every=2,
     min_judged=20,
     optimizer=AdamWConfig(learning_rate=0.01, warmup_steps=2),
@@ -272,10 +274,36 @@ def test_a_version_that_drafts_worse_than_none_is_withdrawn(bundle, monkeypatch)
     assert store.records()[-1].version == learned.version + 1
 
 
-@pytest.mark.parametrize("loss", ["trie", "reverse", "overlap", "paper"])
+@pytest.mark.parametrize("loss", ["near", "trie", "reverse", "paper"])
 def test_the_other_losses_teach_too(bundle, loss):
     lessons, _ = teach(bundle, replace(FAST, loss=loss), rounds=2)
     assert lessons[1].loss < lessons[0].loss
+
+
+def test_with_anchors_it_goes_on_drafting_other_text_as_it_did(original, tmp_path):
+    shares = []
+    for number in (0, 2):
+        copy = shutil.copytree(original, tmp_path / str(number))
+        _, adapter = teach(copy, replace(FAST, num_anchors=number))
+        drafter = opened(copy).drafter
+        judge = Judge(drafter.graph)
+        anchors = list(make_anchors(drafter.tokenizer, judge, max_pieces=40, num_top=32))
+        untouched = Acceptance.of(list(judge.outcomes({}, anchors))).sampled
+        shares.append(
+            Acceptance.of(list(judge.outcomes(adapter.lora, anchors))).sampled / untouched
+        )
+    assert len(anchors) > 100
+    assert shares[0] < 0.9
+    assert shares[1] > shares[0] + 0.05
+
+
+def test_an_anchor_teaches_the_acceptance_head_nothing(bundle):
+    drafter = opened(bundle).drafter
+    anchors = make_anchors(drafter.tokenizer, Judge(drafter.graph), max_pieces=40, num_top=8)
+    step = TrainingStep(bundle / drafter.entry.training.path, threads=1)
+    batch = step.batch_of([next(anchors)], "overlap")
+    assert batch["overlap_weight"].any()
+    assert not batch["head_weight"].any()
 
 
 def test_a_lesson_that_is_broken_off_is_given_anew(original, tmp_path):
