@@ -105,17 +105,27 @@ class RandomTokens:
         is_sliding = config.layer_types[index] == "sliding"
         rope = config.local_rope if is_sliding and config.local_rope else config.rope
         q, k = self._rotate(q, rope), self._rotate(k, rope)
-        group = config.num_heads // config.num_kv_heads
-        k, v = np.repeat(k, group, axis=2), np.repeat(v, group, axis=2)
-        scores = np.einsum("sqhd,skhd->shqk", q, k, optimize=True)
         distance = np.subtract.outer(np.arange(x.shape[1]), np.arange(x.shape[1]))
         window = config.sliding_window if is_sliding and config.sliding_window else x.shape[1]
         is_seen = (distance >= 0) & (distance < window)
-        scores = np.where(is_seen, scores * np.float32(config.attention_scale), np.float32(-1e30))
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mask = np.where(is_seen, np.float32(0), np.float32(-1e30))
+        attended = np.empty_like(q)
+        for i in range(len(x)):
+            attended[i] = self._attend_one(q[i], k[i], v[i], mask)
+        return attended.reshape(*x.shape[:2], -1)
+
+    def _attend_one(self, q: Floats, k: Floats, v: Floats, mask: Floats) -> Floats:
+        """``[length, heads, dim]`` of one sequence: the weights of many take gigabytes."""
+        group = self._config.num_heads // self._config.num_kv_heads
+        q = q.reshape(len(q), -1, group, q.shape[-1]).transpose(1, 2, 0, 3)
+        weights: Floats = q @ k.transpose(1, 2, 0)[:, None]
+        weights *= np.float32(self._config.attention_scale)
+        weights += mask
+        weights -= weights.max(axis=-1, keepdims=True)
+        np.exp(weights, out=weights)
         weights /= weights.sum(axis=-1, keepdims=True)
-        attended = np.einsum("shqk,skhd->sqhd", weights, v, optimize=True)
-        return np.ascontiguousarray(attended).reshape(*x.shape[:2], -1)
+        rows: Floats = weights @ v.transpose(1, 0, 2)[:, None]
+        return rows.transpose(2, 0, 1, 3).reshape(len(mask), -1, v.shape[-1])
 
     def _rotate(self, x: Floats, rope: RopeConfig) -> Floats:
         if rope not in self._rotary:
