@@ -10,7 +10,9 @@ from click.testing import CliRunner
 from learning_bundle import write_learning_bundle
 
 from omnidraft_npu.cli import cli
+from omnidraft_npu.runtime import learner_opening
 from omnidraft_npu.runtime.learner import Learner
+from omnidraft_npu.runtime.lora_trainer import TrainingStep
 from omnidraft_npu.state_folder import learning, replay_path
 
 
@@ -66,6 +68,20 @@ def test_a_lesson_that_ctrl_c_breaks_off_loses_nothing(bundle, monkeypatch):
     assert said.exit_code == 0
     assert "put off" in said.stderr
     assert len(examples(bundle)) == 1
+
+
+def test_a_training_graph_of_an_older_export_is_said_and_the_answer_stands(bundle, monkeypatch):
+    def without_overlap(path, **options):
+        step = TrainingStep(path, **options)
+        step._inputs = step._inputs - {"overlap_weight"}
+        return step
+
+    monkeypatch.setattr(learner_opening, "TrainingStep", without_overlap)
+    said = [run(bundle, prompt=f"number {n} and") for n in range(9)]
+    assert [one.exit_code for one in said] == [0] * 9
+    assert "export the bundle again" in said[8].stderr
+    assert said[8].stdout == run(bundle, "--no-learn", prompt="number 8 and").stdout
+    assert len(examples(bundle)) == 9
 
 
 def test_another_process_that_learns_is_said_and_decoding_goes_on(bundle):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import StateError
+from ..errors import OmniDraftError, StateError
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.learner import Learner
@@ -41,7 +41,7 @@ def learning_session(session: "Session", *, threads: int | None) -> Iterator["Le
 
 
 def give_lesson(learner: "Learner") -> None:
-    """Learn now if it is time, and say what came of it; Ctrl-C breaks it off."""
+    """Learn now if it is time, and say what came of it, or why not; Ctrl-C breaks it off."""
     started, is_told = time.perf_counter(), False
 
     def tell() -> None:
@@ -56,6 +56,9 @@ def give_lesson(learner: "Learner") -> None:
         lesson = learner.step(tell)
     except KeyboardInterrupt:
         click.echo("learning is put off: the answers are kept for the next time", err=True)
+        return
+    except OmniDraftError as error:
+        click.echo(f"nothing was learned from the answers, they are kept: {error}", err=True)
         return
     if lesson is not None:
         click.echo(str(lesson), err=True)
