@@ -125,7 +125,7 @@ def main() -> None:
     environment = {**describe_machine(), **arguments, "measure": "teacher-forced acceptance"}
     document = {"schema_version": 1, "environment": environment, "settings": results}
     write_json(options.output / "online.json", document)
-    plot(document, options.output / "online.png")
+    plot(results, options.output / "online.png")
     for one in results:
         print(summary(one))
 
