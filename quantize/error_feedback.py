@@ -5,11 +5,8 @@ moved by what, over the calibrated inputs, undoes most of it.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from .scale_search import BLOCK, Floats, IntegerWeight, Levels, Scales, WeightFormat
-
-Doubles = npt.NDArray[np.floating]
 
 _DAMPING = 0.01
 """Added to the diagonal of the moments, of its mean: keeps inputs that hardly vary solvable."""
@@ -66,19 +63,24 @@ def inverse_root(moments: Floats) -> Floats:
     Args:
         moments: ``[in, in]`` second moments of the inputs.
     """
-    damping = _DAMPING * float(np.trace(moments)) / len(moments) + 1e-12
+    return _invert_upper(_root(moments))
+
+
+def _root(moments: Floats) -> Floats:
+    """Upper triangular R with ``R R^T`` the damped moments; found in double precision."""
     damped = moments.astype(np.float64)
+    damping = _DAMPING * float(np.trace(moments)) / len(moments) + 1e-12
     damped[np.diag_indices_from(damped)] += damping
     root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
-    return _invert_upper(root).astype(np.float32)
+    return np.ascontiguousarray(root, np.float32)
 
 
-def _invert_upper(matrix: Doubles) -> Doubles:
+def _invert_upper(matrix: Floats) -> Floats:
     """Inverse of an upper triangular matrix, by quarters."""
     half = len(matrix) // 2
     if half < _SMALL:
         return np.linalg.inv(matrix)
-    inverse = np.zeros(matrix.shape)
+    inverse = np.zeros_like(matrix)
     inverse[:half, :half] = _invert_upper(matrix[:half, :half])
     inverse[half:, half:] = _invert_upper(matrix[half:, half:])
     inverse[:half, half:] = -inverse[:half, :half] @ matrix[:half, half:] @ inverse[half:, half:]
