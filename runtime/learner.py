@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from omnidraft_npu.replay import Example, ReplayBuffer
 
 from .adapter_store import BASE, AdapterStore
 from .learner_adapter import Adapter, AdapterInUse
+from .learner_anchors import Anchors
 from .learner_config import LearnerConfig
 from .learner_examples import RecentExamples
 from .learner_judge import Acceptance, Judge
@@ -40,7 +41,7 @@ class Tools:
     """Of the drafter."""
     judge: Judge
     """Of the graph that drafts."""
-    anchors: Sequence[Example] = ()
+    anchors: Anchors
     """Go into every update, see `learner_anchors`."""
 
 

@@ -1,12 +1,13 @@
 """Which answers a lesson learns from, and which ones judge it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from omnidraft_npu.examples import windows
 from omnidraft_npu.replay import Example, ReplayBuffer
 
+from .learner_anchors import Anchors
 from .learner_config import LearnerConfig
 from .lora_trainer import TrainingStep
 
@@ -36,11 +37,15 @@ class RecentExamples:
             (self._held if is_held else self._learned)[number] = example
             self._seen = number
         for number in sorted(self._held)[: -config.max_held_out]:
-            del self._held[number]
+            self._learned[number] = self._held.pop(number)
         old = [number for number in self._learned if number <= newest]
         for number in sorted(old)[: -config.num_recent]:
             del self._learned[number]
-        return sorted(number for number in self._learned if number > newest)
+        return sorted(
+            number
+            for number in self._learned
+            if number > newest and number % config.held_out_every != 0
+        )
 
     @property
     def held_back(self) -> Mapping[int, Example]:
@@ -48,7 +53,7 @@ class RecentExamples:
         return self._held
 
     def batches(
-        self, new: list[int], step: TrainingStep, anchors: Sequence[Example] = ()
+        self, new: list[int], step: TrainingStep, anchors: Anchors
     ) -> Iterator[list[Example]]:
         """Rows for the training graph: of the new answers and of older ones, mixed, and anchors.
 

@@ -12,7 +12,7 @@ from omnidraft_npu.replay import ReplayBuffer
 from omnidraft_npu.state_folder import learning, replay_path
 
 from .learner import Learner, Maker, Tools
-from .learner_anchors import make_anchors
+from .learner_anchors import Anchors
 from .learner_config import NUM_TOP, LearnerConfig
 from .learner_judge import Judge
 from .lora_trainer import TrainingStep
@@ -67,8 +67,8 @@ def open_learner(
 def _open_tools(drafter: OpenedModel, path: Path, threads: int | None) -> Tools:
     step, judge = TrainingStep(path, threads=threads), Judge(drafter.graph)
     max_pieces = min(step.length, drafter.graph.context_length)
-    anchors = make_anchors(drafter.tokenizer, judge, max_pieces=max_pieces, num_top=NUM_TOP)
-    return Tools(step=step, judge=judge, anchors=tuple(anchors))
+    anchors = Anchors(drafter.tokenizer, judge, max_pieces=max_pieces, num_top=NUM_TOP)
+    return Tools(step=step, judge=judge, anchors=anchors)
 
 
 def maker_of(pair: OpenedPair, bundle: Bundle, drafter: OpenedModel) -> Maker:

@@ -16,7 +16,7 @@ from omnidraft_npu.files import sha256_of
 from omnidraft_npu.replay import ReplayBuffer
 from omnidraft_npu.runtime.adamw import AdamWConfig
 from omnidraft_npu.runtime.adapter_store import BASE
-from omnidraft_npu.runtime.learner_anchors import make_anchors
+from omnidraft_npu.runtime.learner_anchors import Anchors
 from omnidraft_npu.runtime.learner_background import BackgroundLearner
 from omnidraft_npu.runtime.learner_config import LearnerConfig
 from omnidraft_npu.runtime.learner_judge import Acceptance, Judge
@@ -287,7 +287,7 @@ def test_with_anchors_it_goes_on_drafting_other_text_as_it_did(original, tmp_pat
         _, adapter = teach(copy, replace(FAST, num_anchors=number))
         drafter = opened(copy).drafter
         judge = Judge(drafter.graph)
-        anchors = list(make_anchors(drafter.tokenizer, judge, max_pieces=40, num_top=32))
+        anchors = Anchors(drafter.tokenizer, judge, max_pieces=40, num_top=32)
         untouched = Acceptance.of(list(judge.outcomes({}, anchors))).sampled
         shares.append(
             Acceptance.of(list(judge.outcomes(adapter.lora, anchors))).sampled / untouched
@@ -297,11 +297,19 @@ def test_with_anchors_it_goes_on_drafting_other_text_as_it_did(original, tmp_pat
     assert shares[1] > shares[0] + 0.05
 
 
+def test_only_the_anchors_that_a_lesson_takes_are_made(bundle, monkeypatch):
+    """Each is a pass of the drafter; a process may end after one lesson."""
+    made, laws = [], Judge.laws
+    monkeypatch.setattr(Judge, "laws", lambda *args, **more: made.append(1) or laws(*args, **more))
+    (lesson,), _ = teach(bundle, replace(FAST, num_anchors=2), rounds=1)
+    assert 0 < len(made) <= 2 * lesson.num_updates
+
+
 def test_an_anchor_teaches_the_acceptance_head_nothing(bundle):
     drafter = opened(bundle).drafter
-    anchors = make_anchors(drafter.tokenizer, Judge(drafter.graph), max_pieces=40, num_top=8)
+    anchors = Anchors(drafter.tokenizer, Judge(drafter.graph), max_pieces=40, num_top=8)
     step = TrainingStep(bundle / drafter.entry.training.path, threads=1)
-    batch = step.batch_of([next(anchors)], "overlap")
+    batch = step.batch_of([anchors[0]], "overlap")
     assert batch["overlap_weight"].any()
     assert not batch["head_weight"].any()
 
