@@ -211,7 +211,7 @@ def _preflight(models: Sequence[PreparedModel], root: Path) -> None:
     logger.info(
         "the NPU flavour takes about %s of disk and %s of memory",
         size_text(needed),
-        size_text(max(one.compile_ram_bytes for one in found)),
+        size_text(max(one.ram_bytes for one in found)),
     )
 
 

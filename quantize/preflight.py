@@ -1,4 +1,4 @@
-"""What compiling a model takes, told before hours of work: memory, disk, what a chip can map."""
+"""What a model for the NPU takes, told before hours of work: memory, disk, a chip's contexts."""
 
 import math
 from collections.abc import Sequence
@@ -20,6 +20,15 @@ _INTEGER_RAM_PER_BYTE = 5.5
 """The same for 16-bit integers: 1.1 GB for the 196 MB of SmolLM2-135M in w8a16, 0.95 GB for its
 147 MB in w4a16."""
 _RAM_BASE = 150e6
+_PART_RAM_PER_BYTE = 1.5
+"""Memory for a byte of a part's weights in floats, while it is calibrated and compared with its
+quantised self."""
+_ROOT_RAM = 28
+"""Memory of inverting the root of a layer's moments, for each pair of its inputs."""
+_ACTIVATION_RAM = 120e3
+"""Of what some 10,000 tokens of calibration text are in a layer, for each of the widest inputs."""
+_TWICE_FLOAT = 8
+"""Bytes of a weight as it was and as it is rounded."""
 _BLOCK_SCALE_BYTES = 0.068
 """A weight's share of its block's scale; with it a 7B layer at 4 bits has 115 MB."""
 _FULL_SHARE = 0.9
@@ -40,8 +49,15 @@ class HtpEstimate:
     """Of the cache."""
     compile_ram_bytes: int
     """Of a process that compiles one graph."""
+    quantize_ram_bytes: int
+    """Of the process that rounds the weights of a layer, then runs a part in floats."""
     disk_bytes: int
     """Of all files, those included that are gone when it is done."""
+
+    @property
+    def ram_bytes(self) -> int:
+        """Of the step that takes the most memory; steps follow one another."""
+        return max(self.compile_ram_bytes, self.quantize_ram_bytes)
 
 
 def estimate(
@@ -64,8 +80,8 @@ def estimate(
         chips: Every one must hold each part.
         num_binaries: How many hold the weights: one for each length and chip, if nothing is
             shared.
-        max_ram_bytes: What compiling may take, which smaller parts keep to; None for as few
-            parts as the chips allow.
+        max_ram_bytes: What a step may take, which smaller parts keep to; None for as few parts
+            as the chips allow.
 
     Raises:
         ConfigError: the cache is too long for a chip; says how long it may be.
@@ -89,11 +105,13 @@ def estimate(
             f"it: use --htp-context-length {most} or less"
         )
     per_layer = int(layer_bytes + kv_bytes / config.num_layers)
+    in_layer = sum(math.prod(shape) for shape in _layer_shapes(config).values())
     ram = _INTEGER_RAM_PER_BYTE if recipe.has_integer_activations else _FLOAT_RAM_PER_BYTE
     if max_ram_bytes is not None:
         ends = (first_bytes, last_bytes)
         least = per_layer + (sum(ends) if config.num_layers == 1 else max(ends))
-        room = min(room, max(least, int((max_ram_bytes - _RAM_BASE) / ram)))
+        per_byte = max(ram, _PART_RAM_PER_BYTE * 4 * in_layer / layer_bytes)
+        room = min(room, max(least, int((max_ram_bytes - _RAM_BASE) / per_byte)))
     parts = split_layers(
         config.num_layers,
         layer_bytes=per_layer,
@@ -101,8 +119,7 @@ def estimate(
         last_bytes=last_bytes,
         room=room,
     )
-    weights = config.num_weights
-    in_layer = (weights - (1 if config.has_tied_head else 2) * table) / config.num_layers
+    part = 4 * _largest(parts, in_layer, table, table)
     return HtpEstimate(
         parts=parts,
         weight_bytes=weight_bytes,
@@ -110,8 +127,11 @@ def estimate(
         compile_ram_bytes=int(
             _RAM_BASE + ram * _largest(parts, layer_bytes, first_bytes, last_bytes)
         ),
-        disk_bytes=int(4 * _largest(parts, in_layer, table, table))
-        + (weights if recipe.weights is not None else 0)
+        quantize_ram_bytes=int(
+            _RAM_BASE + max(_PART_RAM_PER_BYTE * part, _rounding_ram(config, recipe, in_layer))
+        ),
+        disk_bytes=int(part)
+        + (config.num_weights if recipe.weights is not None else 0)
         + (1 + num_binaries) * weight_bytes,
     )
 
@@ -124,30 +144,42 @@ def _largest(parts: Sequence[range], layer: float, first: float, last: float) ->
     return max(sizes)
 
 
+def _rounding_ram(config: DecoderConfig, recipe: Recipe, in_layer: int) -> float:
+    """Of rounding a layer, or the head; nothing where weights stay as they are."""
+    if recipe.weights is None:
+        return 0
+    widest = max(config.intermediate_size, config.hidden_size, config.num_heads * config.head_dim)
+    table = config.num_logits * config.hidden_size
+    layer = (_ROOT_RAM * widest + _ACTIVATION_RAM) * widest + _TWICE_FLOAT * in_layer
+    return max(layer, _TWICE_FLOAT * table)
+
+
 def _layer_bytes(config: DecoderConfig, recipe: Recipe) -> float:
     """Weights of one layer, each in its own format."""
-    first = {
-        name.removeprefix("layers.0."): math.prod(shape)
-        for name, shape in config.tensor_shapes().items()
-        if name.startswith("layers.0.")
-    }
     return sum(
-        size * _bytes_per_weight(recipe.format_of(name) if name in MODULES else None)
-        for name, size in first.items()
+        math.prod(shape) * _bytes_per_weight(recipe.format_of(name) if name in MODULES else None)
+        for name, shape in _layer_shapes(config).items()
     )
 
 
+def _layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of one layer, by their names in it."""
+    first = "layers.0."
+    shapes = config.tensor_shapes()
+    return {name.removeprefix(first): s for name, s in shapes.items() if name.startswith(first)}
+
+
 def check_memory(name: str, found: HtpEstimate, available: int | None) -> None:
-    """Pass if a process that compiles the model gets the memory that it needs.
+    """Pass if every step gets the memory that it needs.
 
     Raises:
         ExportError: it does not.
     """
-    if available is not None and found.compile_ram_bytes > available:
+    if available is not None and found.ram_bytes > available:
         raise ExportError(
-            f"compiling {name} for the NPU takes about {size_text(found.compile_ram_bytes)} of "
-            f"memory, {size_text(available)} are available: free some, use a --htp-precision of "
-            "fewer bits, or say with --max-ram what it may take, and it goes into smaller parts"
+            f"exporting {name} for the NPU takes about {size_text(found.ram_bytes)} of memory, "
+            f"{size_text(available)} are available: free some, use a --htp-precision of fewer "
+            "bits, or say with --max-ram what it may take, and it goes into smaller parts"
         )
 
 

@@ -68,7 +68,7 @@ def htp_options(command: Command) -> Command:
                 "--max-ram",
                 type=click.FloatRange(min=0, min_open=True),
                 metavar="GB",
-                help="What compiling may take; a larger model goes into parts that keep to it "
+                help="What a step may take; a larger model goes into parts that keep to it "
                 "[default: what is available].",
             ),
         )
