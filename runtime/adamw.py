@@ -30,11 +30,17 @@ class AdamWConfig:
     """Of all gradients together; larger ones are scaled down to it."""
     warmup_steps: int = 0
     """Steps over which the rate rises from near 0; constant afterwards."""
+    averaging: float = 0.0
+    """Of the average over the steps, how much stays at each; 0 for none: the latest step alone."""
 
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate < math.inf:
             raise ConfigError(
                 f"learning_rate is {self.learning_rate}, must be above 0: use 1e-4, say"
+            )
+        if not 0 <= self.averaging < 1:
+            raise ConfigError(
+                f"averaging is {self.averaging}, must be at least 0 and below 1: use 0.97, say"
             )
         if not self.max_norm > 0:
             raise ConfigError(f"max_norm is {self.max_norm}, must be above 0: use 1, say")
@@ -44,7 +50,8 @@ class AdamW:
     """The optimiser's state for one set of tensors.
 
     Source:
-        Loshchilov and Hutter 2019, arXiv:1711.05101, Algorithm 2.
+        Loshchilov and Hutter 2019, arXiv:1711.05101, Algorithm 2; the average is Polyak and
+        Juditsky's (1992), with weights that fall with age.
     """
 
     def __init__(self, tensors: Tensors, config: AdamWConfig) -> None:
@@ -57,13 +64,16 @@ class AdamW:
         self.config = config
         self.num_steps = 0
         self.tensors = {name: np.array(tensor, np.float32) for name, tensor in tensors.items()}
+        self.average = {name: tensor.copy() for name, tensor in self.tensors.items()}
+        """What to use: it has less of the noise of single steps."""
         self._first = {name: np.zeros_like(t) for name, t in self.tensors.items()}
         self._second = {name: np.zeros_like(t) for name, t in self.tensors.items()}
 
     def state(self) -> dict[str, Floats]:
         """All that changes from step to step, to go on from with `restore`; no copies."""
         steps = np.array([self.num_steps], np.float32)
-        parts = {"": self.tensors, ".first": self._first, ".second": self._second}
+        parts = {"": self.tensors, ".average": self.average}
+        parts |= {".first": self._first, ".second": self._second}
         named = {f"{n}{end}": t for end, part in parts.items() for n, t in part.items()}
         return named | {"steps": steps}
 
@@ -96,6 +106,8 @@ class AdamW:
         rate = config.learning_rate * min(1.0, self.num_steps / (config.warmup_steps + 1))
         bias1 = 1 - config.beta1**self.num_steps
         bias2 = 1 - config.beta2**self.num_steps
+        # Of few steps the average is over fewer: what training began with must not linger.
+        stays = min(config.averaging, self.num_steps / (self.num_steps + 10))
         for name, tensor in self.tensors.items():
             gradient = gradients[name] * np.float32(cut)
             first, second = self._first[name], self._second[name]
@@ -104,4 +116,7 @@ class AdamW:
             root = np.sqrt(second / np.float32(bias2)) + np.float32(config.epsilon)
             tensor *= np.float32(1 - rate * config.weight_decay)
             tensor -= np.float32(rate / bias1) * first / root
+            average = self.average[name]
+            average *= np.float32(stays)
+            average += np.float32(1 - stays) * tensor
         return norm

@@ -7,7 +7,7 @@ from omnidraft_npu.errors import ConfigError
 from .adamw import AdamWConfig
 from .lora_trainer import Loss
 
-_OPTIMIZER = AdamWConfig(learning_rate=2e-3, warmup_steps=5)
+_OPTIMIZER = AdamWConfig(learning_rate=2e-3, warmup_steps=5, averaging=0.97)
 
 NUM_TOP = 32
 """Pieces of a law that an example keeps."""
@@ -31,7 +31,7 @@ class LearnerConfig:
     held_out_every: int = 5
     """One in so many responses is not learned from, it judges the others."""
     max_held_out: int = 32
-    """Responses that judge an adapter, the latest ones."""
+    """Responses that judge an adapter, the latest ones; older ones are learned from."""
     min_judged: int = 200
     """Tokens of held-back responses before an adapter can be judged."""
     min_tokens: int = 8

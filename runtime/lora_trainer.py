@@ -221,13 +221,13 @@ class LoraTrainer:
 
     @property
     def tensors(self) -> dict[str, Floats]:
-        """The adapter as it is now, a copy."""
-        return {n: t.copy() for one in self._optimizers for n, t in one.tensors.items()}
+        """The adapter as it is now, the average over the latest steps: a copy."""
+        return {n: t.copy() for one in self._optimizers for n, t in one.average.items()}
 
     @property
     def lora(self) -> Tensors:
         """What the drafter is fed of it, no copy."""
-        return self._optimizers[0].tensors
+        return self._optimizers[0].average
 
     @property
     def num_steps(self) -> int:

@@ -32,6 +32,24 @@ def test_many_steps_are_those_of_torch(rng):
         np.testing.assert_allclose(ours.tensors[name], parameter.detach().numpy(), atol=2e-6)
 
 
+def test_what_is_used_is_the_average_of_the_latest_steps(rng):
+    optimizer = AdamW(tensors(rng), AdamWConfig(learning_rate=0.5, averaging=0.8))
+    expected = optimizer.tensors["a"].astype(np.float64)
+    for number in range(1, 60):
+        optimizer.step(tensors(rng))
+        stays = min(0.8, number / (number + 10))
+        expected = stays * expected + (1 - stays) * optimizer.tensors["a"]
+    np.testing.assert_allclose(optimizer.average["a"], expected, rtol=1e-4)
+    assert np.abs(optimizer.average["a"] - optimizer.tensors["a"]).max() > 0.1
+
+
+def test_without_averaging_the_latest_step_alone_is_used(rng):
+    optimizer = AdamW(tensors(rng), AdamWConfig(learning_rate=0.5))
+    for _ in range(3):
+        optimizer.step(tensors(rng))
+    np.testing.assert_array_equal(optimizer.average["b"], optimizer.tensors["b"])
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_gradient_that_is_no_number_changes_nothing(rng, bad):
     optimizer = AdamW(tensors(rng), AdamWConfig())
