@@ -65,10 +65,12 @@ class Encoding:
 
     def levels(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8 | np.uint16]:
         """The nearest level of every value."""
-        rounded = np.rint(values / np.float32(self.scale)) + np.float32(self.zero_point)
-        levels: npt.NDArray[np.uint8 | np.uint16] = rounded.clip(0, (1 << self.bits) - 1).astype(
-            self.dtype
-        )
+        # In place: the embedding of a large vocabulary is a gigabyte.
+        rounded = np.asarray(values / np.float32(self.scale))
+        np.rint(rounded, out=rounded)
+        rounded += np.float32(self.zero_point)
+        np.clip(rounded, 0, (1 << self.bits) - 1, out=rounded)
+        levels: npt.NDArray[np.uint8 | np.uint16] = rounded.astype(self.dtype)
         return levels
 
 
