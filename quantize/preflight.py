@@ -29,6 +29,8 @@ _ACTIVATION_RAM = 120e3
 """Of what some 10,000 tokens of calibration text are in a layer, for each of the widest inputs."""
 _TWICE_FLOAT = 8
 """Bytes of a weight as it was and as it is rounded."""
+_TABLE_RAM = 10
+"""Of an embedding, two copies in floats and one of 16 bits."""
 _BLOCK_SCALE_BYTES = 0.068
 """A weight's share of its block's scale; with it a 7B layer at 4 bits has 115 MB."""
 _FULL_SHARE = 0.9
@@ -145,13 +147,13 @@ def _largest(parts: Sequence[range], layer: float, first: float, last: float) ->
 
 
 def _rounding_ram(config: DecoderConfig, recipe: Recipe, in_layer: int) -> float:
-    """Of rounding a layer, or the head; nothing where weights stay as they are."""
+    """Of rounding a layer, or the embedding; nothing where weights stay as they are."""
     if recipe.weights is None:
         return 0
     widest = max(config.intermediate_size, config.hidden_size, config.num_heads * config.head_dim)
     table = config.num_logits * config.hidden_size
     layer = (_ROOT_RAM * widest + _ACTIVATION_RAM) * widest + _TWICE_FLOAT * in_layer
-    return max(layer, _TWICE_FLOAT * table)
+    return max(layer, _TABLE_RAM * table)
 
 
 def _layer_bytes(config: DecoderConfig, recipe: Recipe) -> float:
