@@ -6,12 +6,15 @@ import onnxruntime as ort
 import pytest
 import torch
 from graph_runner import GraphRunner
+from tiny_checkpoints import write_checkpoint
 from tiny_models import ARCHITECTURES
 from training_graphs import tiny_training
 
 from omnidraft_npu.acceptance_head import AcceptanceHead, head_shapes
 from omnidraft_npu.errors import ConfigError, ExportError
 from omnidraft_npu.lora import MODULES
+from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
+from omnidraft_npu.quantize.decoder_cpu import CpuGraphOptions, build_cpu_decoder
 from omnidraft_npu.quantize.training import (
     decoder_nodes,
     graph,
@@ -201,7 +204,7 @@ LEARNED = [
 WRONG = {
     "missing": np.zeros_like,
     "turned": np.negative,
-    "too large": lambda value: value * np.float32(1.25),
+    "too large": lambda value: value * np.float32(1.1),
     "not a number": lambda value: value * np.float32(np.nan),
     "in another order": lambda value: np.roll(value, 1, axis=0) if len(value) > 1 else -value,
 }
@@ -230,8 +233,31 @@ def test_without_torch_a_wrong_gradient_of_any_one_tensor_is_found(small_graph, 
             parity._check_slopes(mistaken, feeds, mistaken(feeds), lambda _: None)
 
 
+@pytest.mark.slow
+def test_without_torch_one_wrong_tensor_of_a_deep_drafter_is_found(tmp_path):
+    """Along its many tensors at once the losses bend, which must not be taken for a mistake."""
+    source = write_checkpoint(tmp_path / "source", vocab_size=280, num_hidden_layers=30)
+    checkpoint = open_checkpoint(source)
+    options = CpuGraphOptions(context_length=64, lora_rank=16, has_hidden_states=True)
+    build_cpu_decoder(checkpoint.config, checkpoint.tensor, tmp_path, options)
+    shapes = TrainingGraphOptions(lora_rank=16, batch=2, length=12)
+    path = build_training_graph(checkpoint.config, tmp_path, shapes)
+    run = parity._SmallGraph(path, checkpoint.config, shapes)
+    feeds = example_feeds(checkpoint.config, shapes)
+    parity._check_slopes(run, feeds, run(feeds), lambda _: None)
+
+    def mistaken(feeds):
+        outputs = run(feeds)
+        name = "grad.lora.layers.17.up_proj.B"
+        return outputs | {name: outputs[name] * np.float32(1.1)}
+
+    with pytest.raises(ExportError, match="gradients are wrong"):
+        parity._check_slopes(mistaken, feeds, mistaken(feeds), lambda _: None)
+    run.close()
+
+
 @pytest.mark.usefixtures("without_torch")
-def test_without_torch_the_check_takes_six_runs_of_a_small_graph(tmp_path, monkeypatch):
+def test_without_torch_the_check_takes_ten_runs_of_a_small_graph(tmp_path, monkeypatch):
     """Of a drafter as large as the built-in one, each takes a fifth of a second."""
     run, shapes, steps = parity._SmallGraph.__call__, [], []
 
@@ -242,7 +268,7 @@ def test_without_torch_the_check_takes_six_runs_of_a_small_graph(tmp_path, monke
     monkeypatch.setattr(parity._SmallGraph, "__call__", counted)
     made = tiny_training(tmp_path)
     check_training_graph(made.path, made.config, made.options, steps.append)
-    assert shapes == [(2, 12)] * 6
+    assert shapes == [(2, 12)] * 10
     assert steps == list(range(1, parity.NUM_STEPS + 1))
 
 
