@@ -20,9 +20,9 @@ _INTEGER_RAM_PER_BYTE = 5.5
 """The same for 16-bit integers: 1.1 GB for the 196 MB of SmolLM2-135M in w8a16, 0.95 GB for its
 147 MB in w4a16."""
 _RAM_BASE = 150e6
-_PART_RAM_PER_BYTE = 1.5
+_PART_RAM_PER_BYTE = 1.2
 """Memory for a byte of a part's weights in floats, while it is calibrated and compared with its
-quantised self."""
+quantised self; of that the embedding or the head is in floats for a moment too."""
 _ROOT_RAM = 28
 """Memory of inverting the root of a layer's moments, for each pair of its inputs."""
 _ACTIVATION_RAM = 120e3
@@ -130,7 +130,8 @@ def estimate(
             _RAM_BASE + ram * _largest(parts, layer_bytes, first_bytes, last_bytes)
         ),
         quantize_ram_bytes=int(
-            _RAM_BASE + max(_PART_RAM_PER_BYTE * part, _rounding_ram(config, recipe, in_layer))
+            _RAM_BASE
+            + max(_PART_RAM_PER_BYTE * part + 4 * table, _rounding_ram(config, recipe, in_layer))
         ),
         disk_bytes=int(part)
         + (config.num_weights if recipe.weights is not None else 0)
