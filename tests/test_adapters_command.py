@@ -237,6 +237,16 @@ def test_an_adapter_of_another_target_is_refused_in_both_forms(bundle, tmp_path)
         assert_one_line(refused, 5, "target tokenizer")
 
 
+@pytest.mark.parametrize("inside", ["", "drafter", "new/learned.onnx_adapter"])
+def test_export_writes_nothing_into_a_bundle_even_if_forced(bundle, made, inside):
+    learn(bundle)
+    before = sorted(bundle.rglob("*"))
+    said = run("export", bundle, bundle / inside, "--force")
+    assert_one_line(said, 2, "name a place of its own")
+    assert_one_line(run("export", bundle, made, "--force"), 2, "name a place of its own")
+    assert sorted(bundle.rglob("*")) == before
+
+
 def test_export_replaces_nothing_unless_forced(bundle, tmp_path):
     learn(bundle)
     path = tmp_path / "x.onnx_adapter"

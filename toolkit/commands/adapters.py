@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from ..bundle import MANIFEST
 from ..errors import ConfigError, StateError
 from ..state_folder import adapters_path, bytes_learned, erase_learned, learning
 from .opened_adapters import OpenedAdapters, print_json, print_table
@@ -131,9 +132,8 @@ def export(
     opened = OpenedAdapters.of(bundle, target)
     number = opened.number(version)
     tensors = opened.store.load(number)
-    for place in (output, with_drafter):
-        if place is not None and place.exists() and not force:
-            raise ConfigError(f"{place} exists: name another, or replace it with --force")
+    for place in filter(None, (output, with_drafter)):
+        _check_place(place, opened.bundle.root, force=force)
     try:
         if with_drafter is not None:
             _write_drafter(opened, with_drafter)
@@ -236,6 +236,14 @@ def forget(bundle: Path, target: str | None, yes: bool) -> None:
     with learning(bundle, name):
         erase_learned(bundle, name)
     click.echo(f"erased {what}", err=True)
+
+
+def _check_place(place: Path, bundle: Path, *, force: bool) -> None:
+    """Let nothing be written over, or among the files of a bundle."""
+    if place.resolve().is_relative_to(bundle.resolve()) or (place / MANIFEST).exists():
+        raise ConfigError(f"{place} is a bundle or lies in one: name a place of its own")
+    if place.exists() and not force:
+        raise ConfigError(f"{place} exists: name another, or replace it with --force")
 
 
 def _ask(question: str) -> None:
