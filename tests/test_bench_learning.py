@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import click
 import pytest
 from click.testing import CliRunner
 from learning_bundle import write_learning_bundle
@@ -10,6 +11,7 @@ from tiny_bundle import write_bundle
 
 from omnidraft_npu.cli import cli
 from omnidraft_npu.runtime.learner import Learner
+from omnidraft_npu.runtime.learner_config import LearnerConfig
 
 LEARNED = [{"prompt": f"number {n} and", "task": "counting"} for n in range(18)]
 HELD_OUT = [
@@ -24,8 +26,8 @@ def write(path, rows):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    return write_learning_bundle(tmp_path_factory.mktemp("learning"))
+def bundle(learning_original):
+    return learning_original
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +112,25 @@ def test_what_is_learned_is_used_after(bundle, files, monkeypatch):
     assert json.loads(result.stdout)["learning"]["windows"][-1]["version"] == 1
 
 
+def test_what_runs_where_is_said_once(bundle, files, monkeypatch):
+    from omnidraft_npu.commands import bench as command
+
+    monkeypatch.setattr(command, "tell_devices", lambda *_: click.echo("on the CPU", err=True))
+    assert bench(bundle, files).stderr.count("on the CPU") == 1
+
+
+def test_a_loss_that_the_training_graph_lacks_is_refused_before_anything_is_measured(
+    bundle, files, monkeypatch
+):
+    from omnidraft_npu.commands import bench as command
+
+    monkeypatch.setattr(command, "_measure", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr("omnidraft_npu.runtime.lora_trainer._OVERLAP", "not_there")
+    result = bench(bundle, files, "--learn-loss", "overlap")
+    assert result.exit_code == 2
+    assert "exported before there was a loss `overlap`: export the bundle again" in result.stderr
+
+
 def test_ctrl_c_ends_the_stream_and_measures_what_was_learned(bundle, files, monkeypatch):
     step, calls = Learner.step, []
 
@@ -192,6 +213,6 @@ def test_a_busy_machine_is_told(capsys):
 
 def test_another_loss_is_another_lesson(bundle, files, document):
     found = json.loads(bench(bundle, files, "--json", "--learn-loss", "paper").stdout)["learning"]
-    assert (document["learning"]["loss"], found["loss"]) == ("near", "paper")
+    assert (document["learning"]["loss"], found["loss"]) == (LearnerConfig().loss, "paper")
     assert found["lessons"][0]["num_examples"] == document["learning"]["lessons"][0]["num_examples"]
     assert found["lessons"][0]["loss"] != document["learning"]["lessons"][0]["loss"]

@@ -2,12 +2,10 @@
 
 import json
 import os
-import shutil
 import stat
 
 import pytest
 from click.testing import CliRunner
-from learning_bundle import write_learning_bundle
 
 from omnidraft_npu.cli import cli
 from omnidraft_npu.runtime import learner_opening
@@ -16,14 +14,9 @@ from omnidraft_npu.runtime.lora_trainer import TrainingStep
 from omnidraft_npu.state_folder import learning, replay_path
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    return write_learning_bundle(tmp_path_factory.mktemp("learning"))
-
-
 @pytest.fixture
-def bundle(original, tmp_path):
-    return shutil.copytree(original, tmp_path / "bundle")
+def bundle(learning_copy):
+    return learning_copy
 
 
 def run(bundle, *arguments, prompt="the small drafter"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from learning_bundle import RANK, write_learning_bundle
+from learning_bundle import RANK
 
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.errors import ConfigError, StateError
@@ -38,14 +38,9 @@ FAST = LearnerConfig(
 PROMPTS = [f"the {word} drafter verifies {n}" for word in ("small", "large") for n in range(6)]
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    return write_learning_bundle(tmp_path_factory.mktemp("learning"))
-
-
 @pytest.fixture
-def bundle(original, tmp_path):
-    return shutil.copytree(original, tmp_path / "bundle")
+def bundle(learning_copy):
+    return learning_copy
 
 
 def opened(bundle, target="target"):
@@ -202,8 +197,8 @@ def teach(bundle, config=FAST, rounds=2):
     return lessons, pair.adapter.adapter
 
 
-def test_the_same_answers_teach_the_same(original, tmp_path):
-    found = [teach(shutil.copytree(original, tmp_path / str(i))) for i in range(2)]
+def test_the_same_answers_teach_the_same(learning_original, tmp_path):
+    found = [teach(shutil.copytree(learning_original, tmp_path / str(i))) for i in range(2)]
     (first, one), (second, other) = found
     assert [str(a.after) for a in first] == [str(b.after) for b in second]
     assert one.version == other.version != BASE
@@ -211,10 +206,10 @@ def test_the_same_answers_teach_the_same(original, tmp_path):
         np.testing.assert_array_equal(tensor, other.lora[name])
 
 
-def test_learning_in_two_processes_is_learning_in_one(original, tmp_path):
+def test_learning_in_two_processes_is_learning_in_one(learning_original, tmp_path):
     """What is under training is kept, the optimiser's moments included."""
-    _, together = teach(shutil.copytree(original, tmp_path / "one"))
-    apart = shutil.copytree(original, tmp_path / "two")
+    _, together = teach(shutil.copytree(learning_original, tmp_path / "one"))
+    apart = shutil.copytree(learning_original, tmp_path / "two")
     teach(apart, rounds=1)
     _, adapter = teach(apart, rounds=1)
     for name, tensor in together.lora.items():
@@ -280,10 +275,10 @@ def test_the_other_losses_teach_too(bundle, loss):
     assert lessons[1].loss < lessons[0].loss
 
 
-def test_with_anchors_it_goes_on_drafting_other_text_as_it_did(original, tmp_path):
+def test_with_anchors_it_goes_on_drafting_other_text_as_it_did(learning_original, tmp_path):
     shares = []
     for number in (0, 2):
-        copy = shutil.copytree(original, tmp_path / str(number))
+        copy = shutil.copytree(learning_original, tmp_path / str(number))
         _, adapter = teach(copy, replace(FAST, num_anchors=number))
         drafter = opened(copy).drafter
         judge = Judge(drafter.graph)
@@ -314,9 +309,9 @@ def test_an_anchor_teaches_the_acceptance_head_nothing(bundle):
     assert not batch["head_weight"].any()
 
 
-def test_a_lesson_that_is_broken_off_is_given_anew(original, tmp_path):
-    _, expected = teach(shutil.copytree(original, tmp_path / "whole"), rounds=1)
-    broken = shutil.copytree(original, tmp_path / "broken")
+def test_a_lesson_that_is_broken_off_is_given_anew(learning_original, tmp_path):
+    _, expected = teach(shutil.copytree(learning_original, tmp_path / "whole"), rounds=1)
+    broken = shutil.copytree(learning_original, tmp_path / "broken")
     pair = opened(broken)
     session = Session(pair)
     left = iter(range(2))
@@ -430,9 +425,9 @@ def test_in_the_background_lessons_wait_while_something_is_decoded(bundle):
     assert pair.adapter.adapter.version == lessons[0].version
 
 
-def test_decoding_calls_an_update_off_and_it_is_done_anew(original, tmp_path):
-    _, expected = teach(shutil.copytree(original, tmp_path / "alone"), rounds=1)
-    pair = opened(shutil.copytree(original, tmp_path / "disturbed"))
+def test_decoding_calls_an_update_off_and_it_is_done_anew(learning_original, tmp_path):
+    _, expected = teach(shutil.copytree(learning_original, tmp_path / "alone"), rounds=1)
+    pair = opened(shutil.copytree(learning_original, tmp_path / "disturbed"))
     session = Session(pair)
     lessons = []
     with open_learner(pair, FAST, threads=1) as learner:

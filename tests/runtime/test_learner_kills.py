@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from learning_bundle import write_learning_bundle
 
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.files import sha256_of
@@ -23,11 +22,6 @@ from omnidraft_npu.state_folder import learning, replay_path
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks learners")
 
 CHILD = Path(__file__).parents[1] / "learning_child.py"
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    return write_learning_bundle(tmp_path_factory.mktemp("learning"))
 
 
 def text_of(bundle):
@@ -102,16 +96,18 @@ def kill_learners(bundle, num_kills, seed):
     return said
 
 
-def test_a_learner_that_is_killed_4_times_loses_nothing(original, tmp_path, caplog):
-    bundle = shutil.copytree(original, tmp_path / "bundle")
+def test_a_learner_that_is_killed_4_times_loses_nothing(learning_original, tmp_path, caplog):
+    bundle = shutil.copytree(learning_original, tmp_path / "bundle")
     kill_learners(bundle, 4, seed=0)
     assert not caplog.records
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 11))
-def test_a_learner_that_is_killed_200_times_in_all_loses_nothing(original, tmp_path, caplog, seed):
-    bundle = shutil.copytree(original, tmp_path / "bundle")
+def test_a_learner_that_is_killed_200_times_in_all_loses_nothing(
+    learning_original, tmp_path, caplog, seed
+):
+    bundle = shutil.copytree(learning_original, tmp_path / "bundle")
     said = kill_learners(bundle, 20, seed=seed)
     assert said.used > 0, "no lesson was kept between the kills"
     assert not caplog.records

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 @click.option(
     "--learn-loss",
     type=click.Choice(["near", "trie", "reverse", "overlap", "paper"]),
-    help="What --learn makes smaller, see docs/learning.md [default: as `run` does, near].",
+    help="What --learn makes smaller, see docs/learning.md [default: as `run` does].",
 )
 @click.option(
     "--keep", is_flag=True, help="Learn in the bundle's own state, going on from what is there."
@@ -147,6 +147,7 @@ def command(
     chip = projection_chip(project_chip, project_target_size, project_drafter_size)
 
     from omnidraft_npu.runtime.bench import measure
+    from omnidraft_npu.runtime.learner_config import LearnerConfig
 
     from .default_pair import choose_bundle
 
@@ -182,18 +183,21 @@ def command(
         **sampling,
     }
     projection = None
+    loss = learn_loss or LearnerConfig().loss
     if learned:
         with learning_state(is_kept=keep) as state:
             document = _learn(
-                lambda: _document(measured(state=state), prompts, settings),
+                lambda is_first: _document(
+                    measured(state=state, is_told=is_first), prompts, settings
+                ),
                 bundle,
                 opening | {"state": state},
                 learned,
                 config,
-                learn_loss or "near",
+                loss,
                 raw=raw,
             )
-        document["learning"] |= {"is_kept": keep, "loss": learn_loss or "near"}
+        document["learning"] |= {"is_kept": keep, "loss": loss}
     else:
         result = measured()
         document = _document(result, prompts, settings)
@@ -215,16 +219,19 @@ def command(
         write_plot(document, plot)
 
 
-def _measure(measure: "Callable[..., BenchResult]", longest: int, **state: Any) -> "BenchResult":
-    """Measure with progress on stderr, and say what runs where."""
+def _measure(
+    measure: "Callable[..., BenchResult]", longest: int, *, is_told: bool = True, **state: Any
+) -> "BenchResult":
+    """Measure with progress on stderr, and say what runs where if it is to be told."""
     with stage_progress() as report:
         result = measure(report=report, **state)
-    tell_devices(result.session, longest)
+    if is_told:
+        tell_devices(result.session, longest)
     return result
 
 
 def _learn(
-    measured: Callable[[], dict[str, Any]],
+    measured: Callable[[bool], dict[str, Any]],
     bundle: Path,
     opening: dict[str, Any],
     prompts: "list[TaskPrompt]",

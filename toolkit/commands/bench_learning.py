@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 _STEADY = 1.25
 """Times that the target alone may be faster in one measurement than in the other."""
 
-Measure = Callable[[], dict[str, Any]]
-"""Gives the rows and the summary of the held-out prompts, with the adapter in use now."""
+Measure = Callable[[bool], dict[str, Any]]
+"""Gives the rows and the summary of the held-out prompts, with the adapter in use now; told
+whether it is the first time."""
 
 
 def check_apart(learned: Sequence[TaskPrompt], held_out: Sequence[TaskPrompt]) -> None:
@@ -80,7 +81,7 @@ def measure_learning(
     from omnidraft_npu.runtime.bench_learning import compared, stream, stream_to_json
     from omnidraft_npu.runtime.learner_config import LearnerConfig
 
-    document = measure()
+    document = measure(True)
     length = str(document["summary"]["all"]["draft_tokens"])
     session = open_stream()
     ids = encode_prompts(session, prompts, raw=raw)
@@ -99,7 +100,7 @@ def measure_learning(
     del session
     after = None
     try:
-        after = measure()
+        after = measure(False)
     except KeyboardInterrupt:
         click.echo("what was learned is not measured", err=True)
     if after is not None:
