@@ -99,7 +99,7 @@ class TrainingStep:
         if loss == "overlap" and _OVERLAP not in self._inputs:
             raise ConfigError(
                 f"{self._path} was exported before there was a loss `overlap`: export the bundle "
-                "again, or learn with another loss"
+                "again"
             )
 
     def batch_of(
