@@ -47,6 +47,8 @@ class Lesson:
             text += f" (without an adapter {self.base.mean:.3f})"
         if self.outcome == "withdrawn":
             return f"{text}; the drafter is used without an adapter again"
+        if self.outcome == "continued":
+            return f"{text}; not surely better yet, so training goes on"
         return f"{text}, v{self.version:04}" if self.outcome == "kept" else text
 
 

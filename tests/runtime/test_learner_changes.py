@@ -1,13 +1,14 @@
 """What is better and what is worse, response by response, and what comes of a lesson by it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from omnidraft_npu.runtime.learner_changes import changes
 from omnidraft_npu.runtime.learner_judge import Acceptance
-from omnidraft_npu.runtime.learner_lesson import judged
+from omnidraft_npu.runtime.learner_lesson import Lesson, judged
 
 NUM_TOKENS = 100
 
@@ -85,6 +86,29 @@ def test_without_tokens_enough_nothing_is_decided():
     for after in (step([1] * 8), step([-1] * 8), step([0] * 8, math.nan)):
         assert judged(BEFORE, BEFORE, after, 801) == "continued"
     assert judged([], [], [], 1) == "continued"
+
+
+def test_a_lesson_says_what_came_of_it():
+    one, other = (Acceptance(greedy=rate, sampled=rate, num_tokens=240) for rate in (0.25, 0.5))
+    lesson = Lesson(
+        outcome="kept",
+        version=3,
+        num_examples=8,
+        num_updates=5,
+        loss=0.7,
+        base=one,
+        before=one,
+        after=other,
+        seconds=4.2,
+    )
+    start = "learned from 8 answers in 4.2 s: "
+    figures = "held-back acceptance 0.250 -> 0.500"
+    assert str(lesson) == f"{start}kept, {figures}, v0003"
+    continued = str(replace(lesson, outcome="continued"))
+    assert continued == f"{start}continued, {figures}; not surely better yet, so training goes on"
+    later = str(replace(lesson, outcome="rolled back", before=other, after=one))
+    assert later.endswith("acceptance 0.500 -> 0.250 (without an adapter 0.250)")
+    assert str(replace(lesson, outcome="skipped")).endswith("skipped, its loss is 0.7")
 
 
 def test_one_response_alone_decides_nothing():
