@@ -13,6 +13,7 @@ import pytest
 from markov_model import MarkovModel
 
 from omnidraft_npu import sampling, speculative, verification
+from omnidraft_npu.bridge import walk
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.token_law import TokenLaw
 
@@ -138,17 +139,18 @@ _SAMPLING = SamplingConfig(temperature=1.0)
 
 @contextmanager
 def exact_arithmetic(
-    max_thinned: int = 0, sampling_of_drafts: SamplingConfig = _SAMPLING
+    max_thinned: int = 0, sampling_of_drafts: SamplingConfig = _SAMPLING, max_drawn: int = 0
 ) -> Iterator[pytest.MonkeyPatch]:
     """Decoding takes the rows of `ExactModel` for laws, in both models.
 
-    Every thinned draw multiplies the outcomes, so there are few. The target's law is its row
-    whatever options leave out of the drafter's.
+    Every draw that may be repeated multiplies the outcomes, so there are few. The target's law
+    is its row whatever options leave out of the drafter's.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "_exponentials", _allowed)
         patch.setattr(speculative, "TargetLaw", _ExactRows)
         patch.setattr(verification, "_MAX_THINNED", max_thinned)
+        patch.setattr(walk, "_MAX_DRAWN", max_drawn)
         patch.setitem(globals(), "_SAMPLING", sampling_of_drafts)
         yield patch
 

@@ -237,12 +237,13 @@ def distance(
     *,
     num_tokens: int = 2,
     max_thinned: int = 0,
+    max_drawn: int = 0,
     options: Mapping[str, float] = MappingProxyType({}),
     wrap: Callable[[ModelDrafter], StoppedProposer] | None = None,
 ) -> Fraction:
     """Total variation of drafted from plain decoding in one toy pair."""
     make = getattr(pair, mode)
-    with exact_arithmetic(max_thinned, SamplingConfig(temperature=1.0, **options)):
+    with exact_arithmetic(max_thinned, SamplingConfig(temperature=1.0, **options), max_drawn):
         drafted = law_of_tokens(
             make if wrap is None else lambda context: wrap(make(context)),
             pair.target,

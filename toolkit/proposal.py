@@ -1,6 +1,5 @@
 """What a proposer offers in one round."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
@@ -68,6 +67,18 @@ class PieceTrie(Protocol):
         ...
 
 
+class BranchLaw(Protocol):
+    """What branches were drawn from, at a node and, after a STOP there, at the root."""
+
+    def prob(self, node: int, branch: int) -> Any:
+        """Probability of one branch."""
+        ...
+
+    def probs(self, node: int) -> Probs:
+        """``[children + 1]`` probability of each child, then of STOP (0 at the root)."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Visit:
     """One branching of a walk through the spelling trie."""
@@ -75,25 +86,23 @@ class Visit:
     node: int
     branch: int
     """Index among the node's children, or `STOP`."""
-    branch_prob: Any = 1
-    """Probability that `branch` was drawn with."""
-    law: Callable[[], Probs] | None = None
-    """Makes `branch_probs`, which only a rejection needs."""
-    share: Callable[[int], Any] | None = None
-    """The probability of one branch, in place of all; a `law` is needed too."""
+    law: BranchLaw | None = None
+    """None: all of it was on `branch`, as in greedy drafting. Asked where a verdict needs it."""
+
+    @cached_property
+    def branch_prob(self) -> Any:
+        """Probability that `branch` was drawn with."""
+        return self.prob(self.branch)
 
     @cached_property
     def branch_probs(self) -> Probs | None:
         """``[children + 1]`` the law the branch was drawn from: each child, then STOP (0 at the
-        root). None: all of it was on `branch`, as in greedy drafting."""
-        return None if self.law is None else self.law()
+        root). None: all of it was on `branch`."""
+        return None if self.law is None else self.law.probs(self.node)
 
     def prob(self, branch: int) -> Any:
-        """Probability of one branch, which is not STOP."""
-        if self.share is not None:
-            return self.share(branch)
-        probs = self.branch_probs
-        return branch == self.branch if probs is None else probs.item(branch)
+        """Probability of one branch."""
+        return branch == self.branch if self.law is None else self.law.prob(self.node, branch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,15 @@ def test_draws_that_spare_the_sums_have_the_same_law(mode, max_thinned):
         assert distance(pair, mode, 1, num_tokens=1, max_thinned=max_thinned) == 0, seed
 
 
+@pytest.mark.parametrize("max_drawn", [1, 2])
+@pytest.mark.parametrize("mode", ["direct", "full"])
+def test_pieces_that_lead_nowhere_are_drawn_again_in_the_same_law(mode, max_drawn):
+    for seed in range(8):
+        assert (
+            distance(ToyPair(seed), mode, 3 - max_drawn, num_tokens=1, max_drawn=max_drawn) == 0
+        ), seed
+
+
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.5}], ids=str)
 @pytest.mark.parametrize("mode", ["full", "plain"])
 def test_what_options_leave_out_of_the_drafts_does_not_change_the_law(mode, options):

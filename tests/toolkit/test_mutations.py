@@ -2,7 +2,6 @@
 
 import inspect
 import textwrap
-from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -10,9 +9,10 @@ import pytest
 from toy_drafting import PickyProposer, ToyPair, conversation_distance, distance
 
 from omnidraft_npu import speculative, verification
+from omnidraft_npu.bridge.roots import PieceLaw, Roots
 from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.walk import TrieWalk
-from omnidraft_npu.proposal import ROOT, STOP
+from omnidraft_npu.proposal import ROOT
 
 
 def rewrite(monkeypatch, module: ModuleType, name: str, old: str, new: str) -> None:
@@ -70,26 +70,29 @@ def test_draws_that_spare_the_sums_and_keep_every_token_are_noticed(monkeypatch)
 
 
 def test_mass_of_the_children_left_in_the_law_after_stop_is_noticed(monkeypatch):
-    sound = TrieWalk._sample
+    def unsound(sound):
+        def of_all(law, node, *branch):
+            if node == ROOT:
+                law = PieceLaw(law._roots, law._law, law._children[:0], can_stop=True)
+            return sound(law, node, *branch)
 
-    def unsound(walk, logits, draw):
-        visits = sound(walk, logits, draw)
-        if visits and visits[0].branch == STOP:
-            stop, start = visits
-            law = start.branch_probs.copy()
-            pieces, _ = walk.trie.children(stop.node)
-            roots = walk.trie.children(ROOT)[0].tolist()
-            for piece, prob in zip(pieces.tolist(), stop.branch_probs, strict=False):
-                if piece in roots:
-                    law[roots.index(piece)] += prob / stop.branch_probs[STOP]
-            law = law * (1 / law.sum())
-            visits = [
-                stop,
-                replace(start, law=lambda: law, share=None, branch_prob=law[start.branch]),
-            ]
-        return visits
+        return of_all
 
-    monkeypatch.setattr(TrieWalk, "_sample", unsound)
+    monkeypatch.setattr(PieceLaw, "prob", unsound(PieceLaw.prob))
+    monkeypatch.setattr(PieceLaw, "probs", unsound(PieceLaw.probs))
+    assert not is_exact()
+
+
+def test_mass_of_pieces_that_lead_nowhere_left_in_the_law_is_noticed(monkeypatch):
+    monkeypatch.setattr(Roots, "starting_mass", lambda roots, law: law.total)
+    pairs = [ToyPair(seed) for seed in range(8)]
+    assert any(distance(pair, "full", 1, num_tokens=1, max_drawn=1) > 0 for pair in pairs)
+
+
+def test_pieces_that_stand_for_others_left_out_of_the_law_are_noticed(monkeypatch):
+    monkeypatch.setattr(
+        Roots, "mass", lambda roots, law, branch: law.weight(roots.pieces.item(branch))
+    )
     assert not is_exact()
 
 

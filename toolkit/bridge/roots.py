@@ -1,15 +1,13 @@
-"""Draws where tokens begin: at the root of a trie, among all pieces that lead on from it."""
+"""What begins a token of a trie, and the laws of branches that follow from a piece's law."""
 
-import math
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..config import SamplingConfig
-from ..proposal import ROOT, PieceTrie, Probs, Visit
-from ..sampling import Draw, leaves_out, near_weights, to_weights
-from ..token_law import AnyIds, TokenLaw
+from ..proposal import ROOT, STOP, PieceTrie, Probs
+from ..token_law import AnyIds, TokenLaw, total
 from .spelling import Ids
 
 Logits = npt.NDArray[np.float32]
@@ -22,7 +20,7 @@ _LEAST_OF_REST = 0.01
 
 
 class Roots:
-    """The pieces that begin tokens of one trie: their weights, draws and laws."""
+    """The pieces that begin tokens of one trie, and the branches that they lead to."""
 
     def __init__(self, trie: PieceTrie, num_pieces: int) -> None:
         """Know the root of `trie`, for logits of `num_pieces` pieces."""
@@ -40,8 +38,8 @@ class Roots:
             for branch in set(self._alias_branches.tolist())
         }
         """Pieces of the branches that have more than one."""
-        self._is_start = self._branch_of >= 0
-        self._others = np.flatnonzero(~self._is_start)
+        self.shared_branches = frozenset(self._groups)
+        self._others = np.flatnonzero(self._branch_of < 0)
 
     def branch(self, piece: int) -> int:
         """The branch of a piece, or of the one that it stands for; -1 where there is none."""
@@ -54,69 +52,97 @@ class Roots:
         allowed[children] = logits[children]
         return allowed
 
-    def weights(
-        self, logits: Logits, children: Ids, sampling: SamplingConfig
-    ) -> tuple[TokenLaw, Probs] | None:
-        """Weights of the pieces that begin a token and are no children, and of the children.
+    def starting_mass(self, law: TokenLaw) -> Any:
+        """The sum of the weights of all pieces that begin a token."""
+        ids = law.ids
+        others = self._others if ids is None else self._branch_of[ids] < 0
+        return law.total - total(law.weights[others])
 
-        None where no piece may be drawn. Lossless whatever is left out of them: that only
-        shapes the law that the drafter draws from and reports.
+    def mass(self, law: TokenLaw, branch: int) -> Any:
+        """The sum of the weights of all pieces that lead to a branch of the root."""
+        group = self._groups.get(branch)
+        return law.weight(self.pieces.item(branch)) if group is None else law.mass(group)
+
+    def masses(self, law: TokenLaw) -> Probs:
+        """``[children of the root + 1]`` the same for each branch, and 0 for STOP."""
+        weights = law.dense
+        masses = np.append(weights[self.pieces], weights.dtype.type(0))
+        if self._groups:
+            np.add.at(masses, self._alias_branches, weights[self._aliases])
+        return masses
+
+    def branches(self, pieces: AnyIds) -> npt.NDArray[np.int64]:
+        """The branch of each piece, see `branch`."""
+        return self._branch_of[pieces]
+
+
+class PieceLaw:
+    """The laws of branches that follow from the law of the next piece.
+
+    At a node each child has what leads to it, and STOP that of all other pieces that begin
+    a token. The piece after STOP has the same law without the children.
+    """
+
+    def __init__(self, roots: Roots, law: TokenLaw, children: Ids, *, can_stop: bool) -> None:
+        """Know what branches are made of.
 
         Args:
-            logits: ``[pieces]``.
-            children: ``[n]`` rising pieces that lead on from the current node; none at the root.
-            sampling: The target's options.
+            roots: Where STOP leads to.
+            law: Of pieces; those that lead nowhere were not drawn, or drawn again.
+            children: ``[n]`` pieces that lead on from the node; none at the root.
+            can_stop: Whether a token may end at the node; at the root.
         """
-        found = self._weights(logits, children, sampling)
-        if _has_weight(*found):
-            return found
-        # Pieces that may not be drawn are far likelier than all that may.
-        logits = self.allowed_only(logits, children)
-        if not logits.max(initial=-np.inf) > -np.inf:
-            return None
-        found = self._weights(logits, children, sampling)
-        return found if _has_weight(*found) else None
+        self._roots = roots
+        self._law = law
+        self._children = children
+        self._can_stop = can_stop
 
-    def _weights(
-        self, logits: Logits, children: Ids, sampling: SamplingConfig
-    ) -> tuple[TokenLaw, Probs]:
-        if not leaves_out(sampling):
-            weights = to_weights(logits, sampling)
-            extending = weights[children]
-            weights[self._others] = 0
-            weights[children] = 0
-            return TokenLaw(weights), extending
-        least = max(_LEAST, _LEAST_OF_REST * (1 - sampling.top_p))
-        bound = logits.max(initial=-np.inf) + sampling.temperature * math.log(least)
-        likely = (logits >= bound).nonzero()[0]
-        is_start = self._is_start
-        were_starts = is_start[children]
-        is_start[children] = False
-        pieces = likely[is_start[likely]]
-        is_start[children] = were_starts
-        both = near_weights(logits[np.concatenate((children, pieces))], sampling)
-        return TokenLaw(both[len(children) :], pieces, len(logits)), both[: len(children)]
+    def prob(self, node: int, branch: int) -> Any:
+        """Probability of one branch."""
+        if node == ROOT:
+            if branch in self._extending_starts:
+                return 0.0
+            return self._roots.mass(self._law, branch) / self._stop
+        mass = self._stop if branch == STOP else self._extending.item(branch)
+        return mass / self._whole
 
-    def draw(self, starting: TokenLaw, draw: Draw) -> Visit:
-        """A branch of the root by weights of pieces, which must not all be 0."""
-        branch = self.branch(starting.draw(draw.rng))
-        total, pieces, groups = starting.total, self.pieces, self._groups
+    def probs(self, node: int) -> Probs:
+        """``[children + 1]`` probability of each child, then of STOP (0 at the root)."""
+        if node == ROOT:
+            masses, whole = self._roots.masses(self._law), self._stop
+            masses[self._extending_starts] = 0
+        else:
+            number = self._extending.dtype.type
+            masses, whole = np.append(self._extending, number(self._stop)), self._whole
+        probs: Probs = masses * masses.dtype.type(1 / whole)
+        return probs
 
-        def share(branch: int) -> Any:
-            group = groups.get(branch)
-            one = starting.weight(pieces.item(branch)) if group is None else starting.mass(group)
-            return one / total
+    @cached_property
+    def _extending_starts(self) -> list[int]:
+        """Branches of the root that children of the node take the place of."""
+        branches = self._roots.branches(self._children)
+        found: list[int] = branches[branches >= 0].tolist()
+        return found
 
-        def law() -> Probs:
-            weights = starting.dense
-            probs = np.append(weights[pieces], weights.dtype.type(0))
-            if groups:
-                np.add.at(probs, self._alias_branches, weights[self._aliases])
-            probs *= weights.dtype.type(1 / total)
-            return probs
+    @cached_property
+    def _extending(self) -> Probs:
+        """``[children]`` the mass of each."""
+        masses = self._law.of(self._children)
+        for branch in self._roots.shared_branches.intersection(self._extending_starts):
+            child = self._children.searchsorted(self._roots.pieces[branch])
+            masses[child] = self._roots.mass(self._law, branch)
+        return masses
 
-        return Visit(node=ROOT, branch=branch, branch_prob=share(branch), law=law, share=share)
+    @cached_property
+    def _stop(self) -> Any:
+        """The mass of STOP; at the root of all branches."""
+        if not self._can_stop:
+            return 0
+        mass = self._roots.starting_mass(self._law)
+        for branch in self._extending_starts:
+            mass -= self._roots.mass(self._law, branch)
+        return mass
 
-
-def _has_weight(starting: TokenLaw, extending: Probs) -> bool:
-    return starting.total > 0 or bool(extending.sum() > 0)
+    @cached_property
+    def _whole(self) -> Any:
+        return self._stop + total(self._extending)

@@ -1,19 +1,21 @@
 """The walk of one round through the spelling trie, piece by piece."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ..proposal import ROOT, STOP, PieceTrie, Probs, Visit
-from ..sampling import Draw, to_weights
-from ..token_law import first_above, running_sums
-from .roots import Roots
-from .spelling import Spellings
+from ..proposal import ROOT, STOP, PieceTrie, Visit
+from ..sampling import Draw, near_law, to_weights
+from ..token_law import TokenLaw
+from .roots import PieceLaw, Roots
+from .spelling import Ids, Spellings
 from .trie import SpellingTrie
 
 Logits = npt.NDArray[np.float32]
 _NO_PIECES = np.empty(0, np.int32)
+_MAX_DRAWN = 4
+"""Pieces that are drawn before those that lead nowhere are ruled out."""
 
 
 class Walk(Protocol):
@@ -68,10 +70,11 @@ class PlainWalk:
         if draw is None:
             visit = Visit(node=ROOT, branch=int(shared.argmax()))
         else:
-            found = self._roots.weights(shared, _NO_PIECES, draw.sampling)
-            if found is None:
+            law = near_law(shared, draw.sampling)
+            if not law.total > 0:
                 return None
-            visit = self._roots.draw(found[0], draw)
+            branches = PieceLaw(self._roots, law, _NO_PIECES, can_stop=True)
+            visit = Visit(node=ROOT, branch=law.draw(draw.rng), law=branches)
         self.token_ids.append(visit.branch)
         self.visits.append((visit,))
         return visit.branch
@@ -193,71 +196,63 @@ class TrieWalk:
         STOP has the mass of all pieces that are not children. The piece after it has the
         same law without the children.
         """
-        node, roots = self._node, self._roots
-        children = self.trie.children(node)[0] if node != ROOT else _NO_PIECES
-        if node != ROOT and not len(self.trie.tokens(node)):
-            visit = _draw_branch(node, to_weights(logits[children], draw.sampling), 0, draw)
-            return None if visit is None else [visit]
-        found = roots.weights(logits, children, draw.sampling)
-        if found is None:
+        if self._node != ROOT and not len(self.trie.tokens(self._node)):
+            children, _ = self.trie.children(self._node)
+            weights = to_weights(logits[children], draw.sampling)
+            return self._drawn(TokenLaw(weights, children, len(logits)), draw, can_stop=False)
+        law = near_law(logits, draw.sampling)
+        for _ in range(_MAX_DRAWN):
+            visits = self._drawn(law, draw)
+            if visits is not None:
+                return visits
+        # Pieces that may not be drawn are far likelier than all that may.
+        allowed = self._roots.allowed_only(logits, self._children)
+        if not allowed.max(initial=-np.inf) > -np.inf:
             return None
-        starting, extending = found
-        if node == ROOT:
-            return [roots.draw(starting, draw)]
-        visit = _draw_branch(node, extending, starting.total, draw)
-        if visit is None or visit.branch != STOP:
-            return None if visit is None else [visit]
-        return [visit, roots.draw(starting, draw)]
+        return self._drawn(near_law(allowed, draw.sampling), draw)
+
+    def _drawn(self, law: TokenLaw, draw: Draw, *, can_stop: bool = True) -> list[Visit] | None:
+        """The branches to a piece of this law; None where it leads nowhere, or nothing is left."""
+        if not law.total > 0:
+            return None
+        branches = PieceLaw(self._roots, law, self._children, can_stop=can_stop)
+        return self._visits_to(law.draw(draw.rng), branches)
+
+    @property
+    def _children(self) -> Ids:
+        """Pieces that lead on from the current node; none at the root, where all begin a token."""
+        return _NO_PIECES if self._node == ROOT else self.trie.children(self._node)[0]
 
     def _choose(self, logits: Logits) -> list[Visit] | None:
         """The branches of the most likely allowed piece."""
-        node, trie, roots = self._node, self.trie, self._roots
+        node, trie = self._node, self.trie
         if node != ROOT and not len(trie.tokens(node)):
             children, _ = trie.children(node)
             return [Visit(node=node, branch=int(logits[children].argmax()))]
         # Mostly the best piece of all is allowed, and masking costs a pass over the vocabulary.
         visits = self._visits_to(int(logits.argmax()))
         if visits is None:
-            children = trie.children(node)[0] if node != ROOT else _NO_PIECES
-            visits = self._visits_to(int(roots.allowed_only(logits, children).argmax()))
+            allowed = self._roots.allowed_only(logits, self._children)
+            visits = self._visits_to(int(allowed.argmax()))
         return visits
 
-    def _visits_to(self, piece: int) -> list[Visit] | None:
+    def _visits_to(self, piece: int, law: PieceLaw | None = None) -> list[Visit] | None:
         """The branches to what a piece leads to where a token ends or begins; None if nothing."""
         start = self._roots.branch(piece)
         if start >= 0:
             piece = self._roots.pieces.item(start)
         if self._node == ROOT:
-            return [Visit(node=ROOT, branch=start)] if start >= 0 else None
+            return [Visit(node=ROOT, branch=start, law=law)] if start >= 0 else None
         branch = self._branch(self._node, piece)
         if branch is not None:
-            return [Visit(node=self._node, branch=branch)]
+            return [Visit(node=self._node, branch=branch, law=law)]
         if start < 0:
             return None
-        return [Visit(node=self._node, branch=STOP), Visit(node=ROOT, branch=start)]
+        stop = Visit(node=self._node, branch=STOP, law=law)
+        return [stop, Visit(node=ROOT, branch=start, law=law)]
 
     def _branch(self, node: int, piece: int) -> int | None:
         """Index of a piece among a node's children, None where it is not one."""
         pieces, _ = self.trie.children(node)
         i = int(pieces.searchsorted(pieces.dtype.type(piece)))  # of another type it is copied
         return i if i < len(pieces) and pieces[i] == piece else None
-
-
-def _draw_branch(node: int, weights: Probs, stop: Any, draw: Draw) -> Visit | None:
-    """One of a node's children by their weights, or STOP by its own; None where all are 0."""
-    sums = running_sums(weights)
-    whole = sums.item(-1) + stop
-    if not whole > 0:
-        return None
-    at = draw.rng.random() * whole
-    branch, weight = STOP, stop
-    if not at < stop:
-        branch = first_above(sums, at - stop)
-        weight = weights.item(branch)
-    number = weights.dtype.type
-    return Visit(
-        node=node,
-        branch=branch,
-        branch_prob=weight / whole,
-        law=lambda: np.append(weights, number(stop)) * number(1 / whole),
-    )
