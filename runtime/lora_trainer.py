@@ -30,9 +30,6 @@ _OVERLAP = "overlap_weight"
 """An input that graphs exported by earlier versions lack."""
 _NGRAM_WEIGHT = 0.2
 """Of the pieces of n-grams in the `paper` loss; OmniDraft, arXiv:2507.02659, Eq. 4."""
-_FORWARD_IN_OVERLAP = 0.0
-"""Of the forward divergence beside the `overlap` loss, which alone hardly moves a drafter where it
-gives the law's pieces next to nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +171,6 @@ class TrainingStep:
             batch["reverse_weight"][row, where] = is_direct
         elif loss == "overlap":
             batch[_OVERLAP][row, where] = 1
-            batch["forward_weight"][row, where] = _FORWARD_IN_OVERLAP
         else:
             batch[f"{'reverse' if loss == 'reverse' else 'forward'}_weight"][row, where] = 1
         batch["law_ids"][row, where, :top] = ids

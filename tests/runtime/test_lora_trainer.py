@@ -125,6 +125,7 @@ def test_the_overlap_loss_is_of_every_piece(step):
     batch = step.batch_of([example(0, num_context=2, num_response=5)], "overlap")
     np.testing.assert_array_equal(np.flatnonzero(batch["overlap_weight"][0]), range(1, 6))
     assert not batch["reverse_weight"].any()
+    assert not batch["forward_weight"].any()
 
 
 def test_a_graph_without_the_overlap_loss_learns_with_the_others(tmp_path):
