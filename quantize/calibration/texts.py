@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from omnidraft_npu.errors import PromptError
 from omnidraft_npu.prompts import (
-    CALIBRATION_FILE,
     TaskPrompt,
     builtin_prompts,
     calibration_prompts,
