@@ -35,14 +35,19 @@ def stage_progress() -> Iterator[Report]:
     )
     tasks = {}
     started: dict[str, float] = {}
+    latest = time.perf_counter()
 
     def report(stage: str, done: int, total: int) -> None:
+        nonlocal latest
+        now = time.perf_counter()
         if stage not in tasks:
             tasks[stage] = progress.add_task(stage, total=total)
-            started[stage] = time.perf_counter()
+            # What is told of first when a part of it is done began as the stage before ended.
+            started[stage] = latest if done else now
+        latest = now
         progress.update(tasks[stage], completed=done, total=total)
         if done == total and not console.is_terminal and stage in started:
-            seconds = time.perf_counter() - started.pop(stage)
+            seconds = now - started.pop(stage)
             console.print(f"{stage}: {total} done in {seconds:.1f} s", highlight=False)
 
     with progress:
