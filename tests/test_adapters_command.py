@@ -125,6 +125,8 @@ def test_an_adapter_under_training_is_listed_as_such(bundle):
         write_training(path, Progress(num_updates=num_updates), tensors(), key_of(bundle))
         shown = run("list", bundle).stdout
         assert ("one adapter is under training" in shown) == (num_updates > 0)
+        document = json.loads(run("list", bundle, "--json").stdout)
+        assert document["is_training"] == (num_updates > 0)
 
 
 @pytest.mark.parametrize("arguments", [("show", "0"), ("export", "x", "--version", "0")])
@@ -269,6 +271,17 @@ def test_export_writes_the_drafter_that_peft_loads_the_adapter_on(bundle, tmp_pa
     assert (folder / "model.safetensors").stat().st_size > 40_000_000
     read = read_peft(tmp_path / "x", key=key_of(bundle), drafter="omnidraft-tiny")
     assert read.base_model == str(folder)
+
+
+def test_the_drafter_is_not_written_where_it_is_of_no_use_or_harm(bundle, tmp_path):
+    """Beside the adapter, transformers applied that as it loaded what was to be the drafter."""
+    learn(bundle)
+    file = tmp_path / "x.onnx_adapter"
+    refused = run("export", bundle, file, "--with-drafter", tmp_path / "drafter")
+    assert_one_line(refused, 2, "leave out --with-drafter")
+    refused = run("export", bundle, tmp_path / "x", "--with-drafter", tmp_path / "x", "--force")
+    assert_one_line(refused, 2, "give --with-drafter another")
+    assert not any((tmp_path / name).exists() for name in ("x.onnx_adapter", "drafter", "x"))
 
 
 def test_rollback_goes_to_the_parent_to_any_version_and_to_none(bundle):

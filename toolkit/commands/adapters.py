@@ -50,6 +50,7 @@ def list_(bundle: Path, target: str | None, as_json: bool) -> None:
     replay = opened.replay_facts()
     if as_json:
         facts = {"target": opened.target.name, "current": opened.store.current}
+        facts["is_training"] = opened.is_training()
         print_json({**facts, "adapters": adapters, "replay": replay})
         return
     if adapters:
@@ -127,8 +128,13 @@ def export(
       omnidraft-npu adapters export bundle learned.onnx_adapter --version 3
       omnidraft-npu adapters export bundle for-peft --with-drafter drafter-for-peft
     """
-    from omnidraft_npu.runtime.adapter_exchange import export_adapter
+    from omnidraft_npu.runtime.adapter_exchange import SUFFIX, export_adapter
 
+    if with_drafter is not None and output.suffix == SUFFIX:
+        raise ConfigError(f"{output} is no folder for PEFT: leave out --with-drafter")
+    if with_drafter is not None and with_drafter.resolve() == output.resolve():
+        # transformers applies an adapter that lies in a folder: that would not be the drafter.
+        raise ConfigError(f"{output} cannot hold the drafter too: give --with-drafter another")
     opened = OpenedAdapters.of(bundle, target)
     number = opened.number(version)
     tensors = opened.store.load(number)
