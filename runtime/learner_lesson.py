@@ -43,6 +43,7 @@ class Lesson:
         if self.base is None or self.before is None or self.after is None:
             return f"{text}, no answer was held back yet to judge it by"
         text += f", held-back acceptance {self.before.mean:.3f} -> {self.after.mean:.3f}"
+        text += f" over {self.after.num_tokens} tokens"
         if self.before != self.base:
             text += f" (without an adapter {self.base.mean:.3f})"
         if self.outcome == "withdrawn":

@@ -15,7 +15,7 @@ from .learner import Learner, Maker, Tools
 from .learner_anchors import Anchors
 from .learner_config import NUM_TOP, LearnerConfig
 from .learner_judge import Judge
-from .lora_trainer import TrainingStep
+from .lora_trainer import Loss, TrainingStep
 from .opened_pair import OpenedModel, OpenedPair
 
 
@@ -60,12 +60,14 @@ def open_learner(
             buffer=buffer,
             store=store,
             adapter=pair.adapter,
-            tools=lambda: _open_tools(drafter, bundle.path(training.path), threads),
+            tools=lambda: _open_tools(drafter, bundle.path(training.path), config.loss, threads),
         )
 
 
-def _open_tools(drafter: OpenedModel, path: Path, threads: int | None) -> Tools:
-    step, judge = TrainingStep(path, threads=threads), Judge(drafter.graph)
+def _open_tools(drafter: OpenedModel, path: Path, loss: Loss, threads: int | None) -> Tools:
+    step = TrainingStep(path, threads=threads)
+    step.check(loss)
+    judge = Judge(drafter.graph)
     max_pieces = min(step.length, drafter.graph.context_length)
     anchors = Anchors(drafter.tokenizer, judge, max_pieces=max_pieces, num_top=NUM_TOP)
     return Tools(step=step, judge=judge, anchors=anchors)

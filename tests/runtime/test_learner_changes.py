@@ -102,12 +102,13 @@ def test_a_lesson_says_what_came_of_it():
         seconds=4.2,
     )
     start = "learned from 8 answers in 4.2 s: "
-    figures = "held-back acceptance 0.250 -> 0.500"
+    figures = f"held-back acceptance 0.250 -> 0.500 over {other.num_tokens} tokens"
     assert str(lesson) == f"{start}kept, {figures}, v0003"
     continued = str(replace(lesson, outcome="continued"))
     assert continued == f"{start}continued, {figures}; not surely better yet, so training goes on"
     later = str(replace(lesson, outcome="rolled back", before=other, after=one))
-    assert later.endswith("acceptance 0.500 -> 0.250 (without an adapter 0.250)")
+    tokens = f"over {one.num_tokens} tokens"
+    assert later.endswith(f"acceptance 0.500 -> 0.250 {tokens} (without an adapter 0.250)")
     assert str(replace(lesson, outcome="skipped")).endswith("skipped, its loss is 0.7")
 
 
