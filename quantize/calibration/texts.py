@@ -19,7 +19,7 @@ from omnidraft_npu.text.tokenizer import Tokenizer
 Ids = npt.NDArray[np.int64]
 
 _HOLD_OUT_EVERY = 8
-_ENOUGH_TO_JUDGE = 500
+_ENOUGH_TO_JUDGE = 4000
 """Tokens held out; from fewer, a measured loss would be chance."""
 
 

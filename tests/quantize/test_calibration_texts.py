@@ -61,19 +61,19 @@ def test_every_eighth_prompt_is_held_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("prompts", "calibrated", "is_enough"),
-    [(["@@@"], 1, False), (["@"] * 7 + ["θ" * 60], 7, False), (["@"] * 7 + ["θ" * 500], 7, True)],
+    [(["@@@"], 1, False), (["@"] * 7 + ["θ" * 60], 7, False), (["@"] * 7 + ["θ" * 4000], 7, True)],
 )
 def test_where_little_is_held_out_the_built_in_prompts_are_judged_by_too(
     tmp_path, prompts, calibrated, is_enough
 ):
     """A loss measured on a few words once marked an export as poor by chance."""
     path = write_rows(tmp_path / "p.jsonl", prompts)
-    text = read(path, window=32, context_length=1000)
+    text = read(path, window=32, context_length=5000)
 
     assert text.num_prompts == calibrated
     assert ord("@") not in text.held_out
     assert (ord("a") not in text.held_out) is is_enough
-    assert 500 <= text.held_out.size < 1500
+    assert 4000 <= text.held_out.size < 5000
 
 
 @pytest.mark.parametrize("bos", [None, 1])
