@@ -33,19 +33,19 @@ class RecentExamples:
         """
         config = self._config
         for number, example in self._buffer.numbered(after=self._seen):
-            is_held = number % config.held_out_every == 0
-            (self._held if is_held else self._learned)[number] = example
+            (self._held if self._judges(number) else self._learned)[number] = example
             self._seen = number
         for number in sorted(self._held)[: -config.max_held_out]:
             self._learned[number] = self._held.pop(number)
         old = [number for number in self._learned if number <= newest]
         for number in sorted(old)[: -config.num_recent]:
             del self._learned[number]
-        return sorted(
-            number
-            for number in self._learned
-            if number > newest and number % config.held_out_every != 0
-        )
+        newer = (number for number in self._learned if number > newest)
+        return sorted(number for number in newer if not self._judges(number))
+
+    def _judges(self, number: int) -> bool:
+        """Whether an example is held back at first."""
+        return number % self._config.held_out_every == 0
 
     @property
     def held_back(self) -> Mapping[int, Example]:

@@ -12,12 +12,6 @@ from .spelling import Ids
 
 Logits = npt.NDArray[np.float32]
 
-_LEAST = 1e-5
-"""With options that leave tokens out, a piece is not drawn whose share of the likeliest one's
-probability is below this."""
-_LEAST_OF_REST = 0.01
-"""The same, of what top-p leaves out; pieces below it are hardly ever among those that it keeps."""
-
 
 class Roots:
     """The pieces that begin tokens of one trie, and the branches that they lead to."""
