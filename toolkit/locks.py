@@ -22,6 +22,9 @@ def exclusive(path: Path, busy: Callable[[], None]) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
+        if not path.exists():
+            # It may be free since; or it cannot be made, which filelock too takes for held.
+            path.touch()
         busy()
         lock.acquire()
     try:
