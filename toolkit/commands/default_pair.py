@@ -5,13 +5,12 @@ from pathlib import Path
 
 import click
 
-from ..bundle import open_bundle
+from ..bundle import Bundle, open_bundle
 from ..drafters import DEFAULT_DRAFTER, packaged_drafter
 from ..errors import BundleError, ConfigError, StoreError
 from ..files import sha256_of
 from ..locks import exclusive
 from ..lora import DEFAULT_RANK
-from ..manifest import ModelEntry
 from ..store.builtin_models import find_builtin
 from ..store.local import store_folder
 from .pull import fetch_model
@@ -50,12 +49,15 @@ def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
             f"{' and '.join(DEFAULT_TARGETS)}: use one of these, or --bundle"
         )
     bundle = store_folder() / "bundles" / f"{target}-{_drafter_version()}-r{DEFAULT_RANK}"
-    if _is_whole(bundle):
+    if _reason_to_make(bundle) is None:
         return bundle
     try:
         bundle.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(bundle.with_name(f".{target}.making"), _say_busy):
-            if not _is_whole(bundle):
+            # Asked again: another process may have made it meanwhile.
+            if (reason := _reason_to_make(bundle)) is not None:
+                if reason:
+                    click.echo(reason, err=True)
                 _make(bundle, target, accept_terms)
                 _name_older(bundle, target)
     except OSError as error:
@@ -79,27 +81,31 @@ def _drafter_version() -> str:
     return hashlib.sha256(hashes.encode()).hexdigest()[:12]
 
 
-def _is_whole(bundle: Path) -> bool:
+def _reason_to_make(bundle: Path) -> str | None:
+    """Why a bundle is to be made, or made again; empty where there is none, None for no reason."""
     if not bundle.exists():
-        return False
+        return ""
     try:
-        drafter = open_bundle(bundle).manifest.drafter
+        opened = open_bundle(bundle)
     except BundleError as error:
-        click.echo(f"{error}; making it again", err=True)
-        return False
-    if not _learns_as_now(drafter):
-        click.echo(f"{bundle} was made to learn by other steps; making it again", err=True)
-        return False
-    return True
+        return f"{error}; making it again"
+    if not _learns_as_now(opened):
+        return f"{bundle} was made to learn by other steps; making it again (what it learned stays)"
+    return None
 
 
-def _learns_as_now(drafter: ModelEntry) -> bool:
-    """Whether a drafter's adapters and updates have the shapes that a new one's would have."""
+def _learns_as_now(bundle: Bundle) -> bool:
+    """Whether the drafter's adapters, updates and loss are what a new bundle's would be."""
     from omnidraft_npu.quantize.training_stage import TrainingShape
+    from omnidraft_npu.runtime.learner_config import LearnerConfig
+    from omnidraft_npu.runtime.lora_trainer import has_loss
 
+    drafter = bundle.manifest.drafter
     shape, made = TrainingShape(), drafter.training
     wanted = (DEFAULT_RANK, shape.batch, min(shape.length, drafter.context_length))
-    return made is not None and (made.lora_rank, made.batch, made.length) == wanted
+    if made is None or (made.lora_rank, made.batch, made.length) != wanted:
+        return False
+    return has_loss(bundle.path(made.path), LearnerConfig().loss)
 
 
 def _name_older(bundle: Path, target: str) -> None:
