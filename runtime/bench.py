@@ -12,6 +12,7 @@ from omnidraft_npu.memory import peak_rss_bytes
 from omnidraft_npu.progress import Report
 from omnidraft_npu.statistics import DecodeStats
 
+from .learner_adapter import Adapter
 from .opened_pair import DEFAULT_DEVICES, DraftMode, ProposerName
 from .session import Session, open_session
 
@@ -54,6 +55,8 @@ class BenchResult:
     """The target without a drafter."""
     drafted: dict[int | str, tuple[Measurement, ...]]
     """By draft length, a number or `auto`."""
+    earlier: dict[int | str, tuple[Measurement, ...]] | None
+    """The same with an earlier adapter, response by response in turn with `drafted`."""
     session: Session
     """The one that drafted; says what ran where."""
 
@@ -70,13 +73,15 @@ def measure(
     draft_mode: DraftMode = "auto",
     devices: DeviceConfig = DEFAULT_DEVICES,
     state: Path | None = None,
+    earlier: Adapter | None = None,
     repeats: int = 3,
     report: Report,
 ) -> BenchResult:
     """Decode every prompt `repeats` times with the target alone, then with each draft length.
 
     The drafter is opened only after the target alone was measured. Every response starts
-    from an empty cache, and each setting has a warm-up of a few tokens.
+    from an empty cache, and each setting has a warm-up of a few tokens. Two adapters answer
+    every prompt one after the other, so that a machine that gets busier slows both.
 
     Args:
         bundle: The exported directory.
@@ -88,6 +93,7 @@ def measure(
         proposer, draft_mode: What drafts, and how; see `open_session`.
         devices: Where they run.
         state: Folder with the `state/` to use; None for the bundle's own.
+        earlier: An adapter to compare with the one in use.
         repeats: Responses to each prompt.
         report: Told of progress.
 
@@ -98,7 +104,7 @@ def measure(
         bundle, target=target, threads=threads, use_drafter=False, devices=devices
     )
     prompts = encode(session)
-    alone = _measure_setting(session, prompts, config, repeats, "target alone", report)
+    (alone,) = _measure_setting([session], prompts, config, repeats, "target alone", report)
     del session
     gc.collect()
     session = open_session(
@@ -111,9 +117,12 @@ def measure(
         state=state,
     )
     session.make_room(max(map(len, prompts)))  # as `encode` did for the target alone
+    sessions = [session]
+    if earlier is not None:
+        sessions.append(Session(session.pair.with_adapter(earlier)))
     drafted = {
         k: _measure_setting(
-            session,
+            sessions,
             prompts,
             dataclasses.replace(config, **fields),
             repeats,
@@ -122,7 +131,12 @@ def measure(
         )
         for k, fields in draft_lengths.items()
     }
-    return BenchResult(alone=alone, drafted=drafted, session=session)
+    return BenchResult(
+        alone=alone,
+        drafted={k: found[0] for k, found in drafted.items()},
+        earlier=None if earlier is None else {k: found[1] for k, found in drafted.items()},
+        session=session,
+    )
 
 
 class Encode(Protocol):
@@ -134,23 +148,28 @@ class Encode(Protocol):
 
 
 def _measure_setting(
-    session: Session,
+    sessions: Sequence[Session],
     prompts: Sequence[Sequence[int]],
     config: DecodeConfig,
     repeats: int,
     stage: str,
     report: Report,
-) -> tuple[Measurement, ...]:
-    few = min(_WARM_UP_TOKENS, config.max_new_tokens)
-    decode_prompt(session, prompts[0], dataclasses.replace(config, max_new_tokens=few))
-    runs: list[list[Run]] = [[] for _ in prompts]
+) -> list[tuple[Measurement, ...]]:
+    """The measurements of each session, which answer each prompt in turn."""
+    few = dataclasses.replace(config, max_new_tokens=min(_WARM_UP_TOKENS, config.max_new_tokens))
+    for session in sessions:
+        decode_prompt(session, prompts[0], few)
+    runs: list[list[list[Run]]] = [[[] for _ in prompts] for _ in sessions]
     total = repeats * len(prompts)
     for repeat in range(repeats):
         for i, prompt in enumerate(prompts):
-            runs[i].append(decode_prompt(session, prompt, config))
+            for session, found in zip(sessions, runs, strict=True):
+                found[i].append(decode_prompt(session, prompt, config))
             report(stage, repeat * len(prompts) + i + 1, total)
     peak = peak_rss_bytes()
-    return tuple(Measurement(runs=tuple(one), peak_rss_bytes=peak) for one in runs)
+    return [
+        tuple(Measurement(runs=tuple(one), peak_rss_bytes=peak) for one in found) for found in runs
+    ]
 
 
 def decode_prompt(session: Session, prompt: Sequence[int], config: DecodeConfig) -> Run:

@@ -27,7 +27,7 @@ from omnidraft_npu.speculative import Proposer
 from omnidraft_npu.text.tokenizer import Tokenizer
 
 from .devices import OpenedGraphs, open_model_graphs
-from .learner_adapter import AdapterInUse, open_adapter
+from .learner_adapter import Adapter, AdapterInUse, open_adapter
 from .model import Model
 
 DEFAULT_DEVICES = DeviceConfig()
@@ -107,6 +107,12 @@ class OpenedPair:
         if target.roomier is None or num_tokens < target.graph.context_length:
             return self
         return replace(self, target=_with_graphs(target, target.roomier()))
+
+    def with_adapter(self, adapter: Adapter) -> "OpenedPair":
+        """This pair, whose new proposers feed the drafter this adapter for good."""
+        fixed = AdapterInUse()
+        fixed.adapter = adapter
+        return replace(self, adapter=fixed)
 
     def new_ngrams(self) -> NgramCache | None:
         """The learned spellings as they are saved now; None where none are learned."""

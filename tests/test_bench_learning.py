@@ -59,10 +59,12 @@ def document(bundle, files):
 
 def test_before_is_a_bench_of_its_own_and_after_has_the_same_rows(document):
     assert document["schema_version"] == 1
-    after = document["learning"]["after"]
-    assert [row["prompt"] for row in after["rows"]] == [row["prompt"] for row in document["rows"]]
-    assert set(after["summary"]) == set(document["summary"]) == {"counting", "words", "all"}
-    assert all(row["is_equal"] for row in (*document["rows"], *after["rows"]))
+    for found in (document["learning"]["before"], document["learning"]["after"]):
+        assert [row["prompt"] for row in found["rows"]] == [
+            row["prompt"] for row in document["rows"]
+        ]
+        assert set(found["summary"]) == set(document["summary"]) == {"counting", "words", "all"}
+        assert all(row["is_equal"] for row in (*document["rows"], *found["rows"]))
 
 
 def test_every_task_is_compared_at_one_draft_length(document):
@@ -71,10 +73,10 @@ def test_every_task_is_compared_at_one_draft_length(document):
     assert found["draft_tokens"] == document["summary"]["all"]["draft_tokens"]
     for task, row in found["tasks"].items():
         for name in ("conditional_acceptance", "mean_acceptance_length", "speedup"):
-            before = document["summary"][task]["by_draft_tokens"][length][name]
-            assert row["before"][name] == before
-            after = found["after"]["summary"][task]["by_draft_tokens"][length][name]
-            assert row["after"][name] == after
+            for when in ("before", "after"):
+                assert (
+                    row[when][name] == found[when]["summary"][task]["by_draft_tokens"][length][name]
+                )
 
 
 def test_the_curve_adds_up_to_the_stream(document):
@@ -199,16 +201,26 @@ def test_what_is_about_learning_needs_learn(bundle, arguments):
     assert f"{arguments[0]} is about what is learned" in result.stderr
 
 
-def test_a_busy_machine_is_told(capsys):
-    from omnidraft_npu.commands.bench_learning import tell_unsteady
+def test_both_adapters_answer_each_prompt_in_turn(bundle, files, monkeypatch):
+    """So that a machine that gets busier slows both; the speed-ups are over the same target."""
+    from omnidraft_npu.runtime import bench as runtime
 
-    slow, steady, fast = (
-        {"all": {"target_alone": {"decode_tokens_per_s": speed}}} for speed in (10.0, 12.0, 13.0)
-    )
-    tell_unsteady(slow, steady)
-    assert capsys.readouterr().err == ""
-    tell_unsteady(slow, fast)
-    assert "10.0 tok/s before and 13.0 after" in capsys.readouterr().err
+    answered, decode_prompt = [], runtime.decode_prompt
+
+    def decoded(session, prompt, config):
+        answered.append((session.pair.adapter.adapter.version, tuple(prompt)))
+        return decode_prompt(session, prompt, config)
+
+    monkeypatch.setattr("omnidraft_npu.runtime.learner.judged", lambda *_: "kept")
+    monkeypatch.setattr(runtime, "decode_prompt", decoded)
+    found = json.loads(bench(bundle, files, "--json").stdout)["learning"]
+    both = answered[-2 * 2 * len(HELD_OUT) - 2 :]  # with a warm-up of each between two lengths
+    of_a_length = 2 * len(HELD_OUT)
+    for runs in (both[:of_a_length], both[-of_a_length:]):
+        assert [version for version, _ in runs] == [1, 0] * len(HELD_OUT)
+        assert [prompt for _, prompt in runs[::2]] == [prompt for _, prompt in runs[1::2]]
+    for before, after in zip(found["before"]["rows"], found["after"]["rows"], strict=True):
+        assert before["target_alone"] == after["target_alone"]
 
 
 def test_another_loss_is_another_lesson(bundle, files, document):
@@ -216,3 +228,13 @@ def test_another_loss_is_another_lesson(bundle, files, document):
     assert (document["learning"]["loss"], found["loss"]) == (LearnerConfig().loss, "paper")
     assert found["lessons"][0]["num_examples"] == document["learning"]["lessons"][0]["num_examples"]
     assert found["lessons"][0]["loss"] != document["learning"]["lessons"][0]["loss"]
+
+
+def test_texts_of_either_adapter_that_differ_are_told(capsys):
+    from omnidraft_npu.commands.bench_output import tell_differences
+
+    right, wrong = {"rows": [{"is_equal": True}]}, {"rows": [{"is_equal": False}]}
+    tell_differences(right | {"learning": {"before": right, "after": wrong}})
+    assert "1 of 3 texts differ" in capsys.readouterr().err
+    tell_differences(right | {"learning": {"before": None, "after": None}})
+    assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ import click
 
 from ..errors import ConfigError
 from .bench_learning import check_apart, learning_state, measure_learning, print_learning
-from .bench_output import print_table, tell_differences, write_plot
+from .bench_output import document_of, print_table, tell_differences, write_plot
 from .decoding_options import (
     bundle_options,
     device_options,
@@ -27,8 +27,9 @@ from .projecting import print_projection, project_bench, projection_chip, projec
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.bench import BenchResult
+    from omnidraft_npu.runtime.learner_adapter import Adapter
     from omnidraft_npu.runtime.lora_trainer import Loss
-    from omnidraft_npu.runtime.opened_pair import DraftMode, OpenedModel, ProposerName
+    from omnidraft_npu.runtime.opened_pair import DraftMode, ProposerName
 
     from ..config import DecodeConfig, DeviceConfig
     from ..prompts import TaskPrompt
@@ -187,9 +188,8 @@ def command(
     if learned:
         with learning_state(is_kept=keep) as state:
             document = _learn(
-                lambda is_first: _document(
-                    measured(state=state, is_told=is_first), prompts, settings
-                ),
+                lambda earlier: measured(state=state, earlier=earlier),
+                lambda result: document_of(result, prompts, settings),
                 bundle,
                 opening | {"state": state},
                 learned,
@@ -200,7 +200,7 @@ def command(
         document["learning"] |= {"is_kept": keep, "loss": loss}
     else:
         result = measured()
-        document = _document(result, prompts, settings)
+        document = document_of(result, prompts, settings)
         if chip is not None:
             projection = project_bench(
                 result, bundle, chip, project_target_size, project_drafter_size
@@ -220,18 +220,23 @@ def command(
 
 
 def _measure(
-    measure: "Callable[..., BenchResult]", longest: int, *, is_told: bool = True, **state: Any
+    measure: "Callable[..., BenchResult]",
+    longest: int,
+    *,
+    state: Path | None = None,
+    earlier: "Adapter | None" = None,
 ) -> "BenchResult":
-    """Measure with progress on stderr, and say what runs where if it is to be told."""
+    """Measure with progress on stderr, and say the first time what runs where."""
     with stage_progress() as report:
-        result = measure(report=report, **state)
-    if is_told:
+        result = measure(report=report, state=state, earlier=earlier)
+    if earlier is None:
         tell_devices(result.session, longest)
     return result
 
 
 def _learn(
-    measured: Callable[[bool], dict[str, Any]],
+    measured: "Callable[[Adapter | None], BenchResult]",
+    document: "Callable[[BenchResult], dict[str, Any]]",
     bundle: Path,
     opening: dict[str, Any],
     prompts: "list[TaskPrompt]",
@@ -247,6 +252,7 @@ def _learn(
     check_can_learn(bundle, opening["target"], opening["state"], loss)
     return measure_learning(
         measured,
+        document,
         lambda: open_session(bundle, **opening),
         prompts,
         lambda name: dataclasses.replace(config, **draft_length_fields(parse_draft_length(name))),
@@ -254,41 +260,3 @@ def _learn(
         threads=opening["threads"],
         raw=raw,
     )
-
-
-def _document(
-    result: "BenchResult",
-    prompts: "list[TaskPrompt]",
-    settings: dict[str, Any],
-) -> dict[str, Any]:
-    from omnidraft_npu.runtime.bench_report import rows_of, summary_of
-
-    from ..machine import describe_machine
-
-    pair = result.session.pair
-    rows = rows_of(result, prompts, is_greedy=settings["temperature"] == 0)
-    environment = {
-        **describe_machine(),
-        "target": _describe_model(pair.target),
-        "drafter": None if pair.drafter is None else _describe_model(pair.drafter),
-        "target_provider": result.session.target_provider,
-        "draft_provider": result.session.draft_provider,
-        "placement": pair.placement,
-        **settings,
-    }
-    return {
-        "schema_version": 1,
-        "environment": environment,
-        "rows": rows,
-        "summary": summary_of(result, prompts, rows),
-    }
-
-
-def _describe_model(model: "OpenedModel") -> dict[str, Any]:
-    entry = model.entry
-    return {
-        "name": entry.name,
-        "source": entry.source,
-        "architecture": entry.architecture,
-        "precision": model.precision,
-    }

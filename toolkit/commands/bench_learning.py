@@ -1,6 +1,7 @@
 """`bench --learn`: held-out prompts before, a stream that is learned from, and after."""
 
 import contextlib
+import dataclasses
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,18 +17,13 @@ from .progress import stage_progress
 from .tables import table_console
 
 if TYPE_CHECKING:
+    from omnidraft_npu.runtime.bench import BenchResult
     from omnidraft_npu.runtime.bench_learning import Streamed
+    from omnidraft_npu.runtime.learner_adapter import Adapter
     from omnidraft_npu.runtime.lora_trainer import Loss
     from omnidraft_npu.runtime.session import Session
 
     from ..config import DecodeConfig
-
-_STEADY = 1.25
-"""Times that the target alone may be faster in one measurement than in the other."""
-
-Measure = Callable[[bool], dict[str, Any]]
-"""Gives the rows and the summary of the held-out prompts, with the adapter in use now; told
-whether it is the first time."""
 
 
 def check_apart(learned: Sequence[TaskPrompt], held_out: Sequence[TaskPrompt]) -> None:
@@ -55,7 +51,8 @@ def learning_state(*, is_kept: bool) -> Iterator[Path | None]:
 
 
 def measure_learning(
-    measure: Measure,
+    measure: "Callable[[Adapter | None], BenchResult]",
+    report: "Callable[[BenchResult], dict[str, Any]]",
     open_stream: Callable[[], "Session"],
     prompts: Sequence[TaskPrompt],
     config: Callable[[str], "DecodeConfig"],
@@ -70,7 +67,8 @@ def measure_learning(
     out too.
 
     Args:
-        measure: Of the held-out prompts.
+        measure: Of the held-out prompts with the adapter in use, and in turn with an earlier one.
+        report: The document of what was measured, with `rows` and `summary`.
         open_stream: Opens the session that learns.
         prompts: To learn from, in this order.
         config: Limits for a draft length, by its name.
@@ -81,9 +79,10 @@ def measure_learning(
     from omnidraft_npu.runtime.bench_learning import compared, stream, stream_to_json
     from omnidraft_npu.runtime.learner_config import LearnerConfig
 
-    document = measure(True)
+    document = report(measure(None))
     length = str(document["summary"]["all"]["draft_tokens"])
     session = open_stream()
+    earlier = session.pair.adapter.adapter
     ids = encode_prompts(session, prompts, raw=raw)
     streamed: list[Streamed] = []
     started = time.perf_counter()
@@ -98,32 +97,28 @@ def measure_learning(
         )
     seconds = time.perf_counter() - started
     del session
-    after = None
+    before, after = document, None
     try:
-        after = measure(False)
+        result = measure(earlier)
     except KeyboardInterrupt:
         click.echo("what was learned is not measured", err=True)
-    if after is not None:
-        tell_unsteady(document["summary"], after["summary"])
+    else:
+        assert result.earlier is not None, "an earlier adapter was measured too"
+        before = report(dataclasses.replace(result, drafted=result.earlier))
+        after = report(result)
     document["learning"] = {
         "draft_tokens": document["summary"]["all"]["draft_tokens"],
         "seconds": seconds,
-        "tasks": compared(document["summary"], after and after["summary"], length),
-        "after": after and {name: after[name] for name in ("rows", "summary")},
+        "tasks": compared(before["summary"], after and after["summary"], length),
+        "before": after and _measured(before),
+        "after": after and _measured(after),
         **stream_to_json(prompts, streamed),
     }
     return document
 
 
-def tell_unsteady(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Say on stderr where the machine was too busy for the speed-ups to be compared."""
-    speeds = [summary["all"]["target_alone"]["decode_tokens_per_s"] for summary in (before, after)]
-    if max(speeds) > _STEADY * min(speeds):
-        click.echo(
-            f"the target alone decoded {speeds[0]:.1f} tok/s before and {speeds[1]:.1f} after: "
-            "the machine was busy, so the speed-ups cannot be compared; acceptance can",
-            err=True,
-        )
+def _measured(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: document[name] for name in ("rows", "summary")}
 
 
 def _follow(one_by_one: "Iterator[Streamed]", total: int, streamed: "list[Streamed]") -> None:

@@ -1,11 +1,60 @@
-"""What `bench` shows of its document."""
+"""The document of `bench`, and what is shown of it."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import StoreError
+
+if TYPE_CHECKING:
+    from omnidraft_npu.runtime.bench import BenchResult
+    from omnidraft_npu.runtime.opened_pair import OpenedModel
+
+    from ..prompts import TaskPrompt
+
+
+def document_of(
+    result: "BenchResult", prompts: "list[TaskPrompt]", settings: dict[str, Any]
+) -> dict[str, Any]:
+    """What `--json` prints.
+
+    Args:
+        result: What was measured.
+        prompts: Of the result, in its order.
+        settings: Of the command, for `environment`; with `temperature`.
+    """
+    from omnidraft_npu.runtime.bench_report import rows_of, summary_of
+
+    from ..machine import describe_machine
+
+    pair = result.session.pair
+    rows = rows_of(result, prompts, is_greedy=settings["temperature"] == 0)
+    environment = {
+        **describe_machine(),
+        "target": _describe_model(pair.target),
+        "drafter": None if pair.drafter is None else _describe_model(pair.drafter),
+        "target_provider": result.session.target_provider,
+        "draft_provider": result.session.draft_provider,
+        "placement": pair.placement,
+        **settings,
+    }
+    return {
+        "schema_version": 1,
+        "environment": environment,
+        "rows": rows,
+        "summary": summary_of(result, prompts, rows),
+    }
+
+
+def _describe_model(model: "OpenedModel") -> dict[str, Any]:
+    entry = model.entry
+    return {
+        "name": entry.name,
+        "source": entry.source,
+        "architecture": entry.architecture,
+        "precision": model.precision,
+    }
 
 
 def print_table(document: dict[str, Any]) -> None:
@@ -48,10 +97,13 @@ def _percent(part: float | None, digits: int = 0) -> str:
 
 def tell_differences(document: dict[str, Any]) -> None:
     """Say on stderr how many texts are not the target's own."""
-    wrong = [row for row in document["rows"] if row["is_equal"] is False]
+    learning = document.get("learning", {})
+    again = [learning.get(when) or {"rows": []} for when in ("before", "after")]
+    rows = [row for found in (document, *again) for row in found["rows"]]
+    wrong = [row for row in rows if row["is_equal"] is False]
     if wrong:
         click.echo(
-            f"{len(wrong)} of {len(document['rows'])} texts differ from the target's own: "
+            f"{len(wrong)} of {len(rows)} texts differ from the target's own: "
             "run `omnidraft-npu verify` on these prompts",
             err=True,
         )
