@@ -32,7 +32,7 @@ class Imported:
     origin: str
     """Of the record: the file's kind and name."""
     base_model: str
-    """What a PEFT folder says that it was trained on; else empty."""
+    """What a PEFT folder says that it was trained on, unless that is this drafter; else empty."""
     num_new: int
     """Tensors that it did not have, and that change nothing until they are learned."""
 
@@ -85,7 +85,8 @@ def import_adapter(source: Path, bundle: Bundle, key: AdapterKey) -> Imported:
     base_model = ""
     if source.is_dir():
         read = read_peft(source, key=key, drafter=bundle.manifest.drafter.source)
-        tensors, base_model, kind = read.tensors, read.base_model, "PEFT"
+        tensors, kind = read.tensors, "PEFT"
+        base_model = "" if read.is_for_drafter else read.base_model
     else:
         tensors, kind = read_adapter(source, key), SUFFIX.removeprefix(".")
     return Imported(

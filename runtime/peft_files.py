@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.drafters.float_folder import DRAFTER_MARK
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.files import write_json, write_safetensors
 from omnidraft_npu.lora import MODULES, Side, lora_name
 
 from .adapter_files import HEAD_PREFIX, AdapterKey, Tensors, check_tensors
 from .peft_config import CONFIG, read_peft_config
-from .safetensors_arrays import read_arrays
+from .safetensors_arrays import read_arrays, read_metadata
 
 Floats = npt.NDArray[np.float32]
 
@@ -45,6 +46,8 @@ class PeftAdapter:
     """By graph input, and those of the acceptance head where the folder has one."""
     base_model: str
     """What it was trained on, a hub id or a path; empty if it does not say."""
+    is_for_drafter: bool
+    """Whether that is the bundle's drafter, by a mark or by its name."""
     rank: int
 
 
@@ -140,13 +143,26 @@ def read_peft(folder: Path, *, key: AdapterKey, drafter: str) -> PeftAdapter:
         tensors |= read_arrays(folder / HEAD)[0]
     check_tensors(tensors, str(folder))
     base_model = str(config.get("base_model_name_or_path") or "")
-    return PeftAdapter(tensors=tensors, base_model=base_model, rank=found)
+    return PeftAdapter(
+        tensors=tensors,
+        base_model=base_model,
+        is_for_drafter=DRAFTER_MARK in metadata or _is_drafter(base_model, drafter),
+        rank=found,
+    )
+
+
+def _is_drafter(base_model: str, drafter: str) -> bool:
+    """Whether a model is a drafter: of the same name, or what `write_float_drafter` made of it."""
+    weights = Path(base_model) / "model.safetensors"
+    return Path(base_model).name == drafter or (
+        weights.is_file() and read_metadata(weights).get(DRAFTER_MARK) == drafter
+    )
 
 
 def _marks(key: AdapterKey, drafter: str) -> dict[str, str]:
     """What the file says of its pair besides what PEFT knows."""
     return {
-        f"{_MARK}drafter": drafter,
+        DRAFTER_MARK: drafter,
         f"{_MARK}target tokenizer": key.target_tokenizer_sha256,
     }
 

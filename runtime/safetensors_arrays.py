@@ -28,6 +28,17 @@ def read_arrays(path: Path) -> tuple[dict[str, npt.NDArray[np.float32]], dict[st
         raise BundleError(f"{path} cannot be read ({error}): save the adapter again") from error
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """A file's metadata; empty for what is no safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError):
+        return {}
+
+
 def _array(entry: dict[str, Any]) -> npt.NDArray[np.float32]:
     if entry["dtype"] not in _TYPES:
         raise ValueError(f"its type is {entry['dtype']}")

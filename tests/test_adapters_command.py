@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from decoder_graphs import HEAD_DIM, HEADS, HIDDEN, LAYERS, RANK
+from safetensors.numpy import load_file, save_file
 from tiny_bundle import write_bundle
 
 from omnidraft_npu.acceptance_head import head_shapes
@@ -19,7 +20,7 @@ from omnidraft_npu.commands.adapters import command
 from omnidraft_npu.runtime.adapter_files import AdapterKey, write_adapter
 from omnidraft_npu.runtime.adapter_store import AdapterStore
 from omnidraft_npu.runtime.learner_state import Progress, training_path, write_training
-from omnidraft_npu.runtime.peft_files import read_peft
+from omnidraft_npu.runtime.peft_files import WEIGHTS, read_peft
 from omnidraft_npu.state_folder import adapters_path, learning, replay_path
 
 SHAPES = {
@@ -174,18 +175,37 @@ def test_what_is_exported_is_imported_into_another_bundle_bit_for_bit(bundle, tm
     assert name in store.record(1).origin
 
 
+def drop_marks(folder):
+    """What PEFT makes of the file when it saves it again."""
+    tensors = load_file(folder / WEIGHTS)
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
 def test_import_tells_what_peft_says_and_what_is_missing(bundle, tmp_path):
     learn(bundle)
-    result = run("export", bundle, tmp_path / "x", "--version", "2", "--base-model", "their/model")
-    assert result.exit_code == 0, result.output
+    for name, base in (("x", "their/model"), ("y", "models/omnidraft-tiny")):
+        result = run("export", bundle, tmp_path / name, "--version", "2", "--base-model", base)
+        assert result.exit_code == 0, result.output
+        drop_marks(tmp_path / name)
     result = run("import", bundle, tmp_path / "x")
-    assert "trained on their/model; this drafter came from omnidraft-tiny" in result.stderr
+    assert "trained on their/model, this drafter came from omnidraft-tiny" in result.stderr
     assert "no acceptance head" in result.stderr
-    assert run("export", bundle, tmp_path / "y", "--version", "2").exit_code == 0
     assert "trained on" not in run("import", bundle, tmp_path / "y").stderr
     assert run("rollback", bundle).exit_code == 0
     assert run("rollback", bundle).exit_code == 0
     assert store_of(bundle).current == 3
+
+
+def test_what_was_exported_for_this_drafter_is_not_said_to_be_of_another(bundle, tmp_path):
+    """It was, where `--with-drafter` had written the drafter for PEFT to a folder."""
+    learn(bundle)
+    arguments = ("export", bundle, tmp_path / "x", "--with-drafter", tmp_path / "float")
+    assert run(*arguments).exit_code == 0
+    for _ in range(2):
+        result = run("import", bundle, tmp_path / "x")
+        assert result.exit_code == 0
+        assert "trained on" not in result.stderr
+        drop_marks(tmp_path / "x")
 
 
 def test_an_adapter_of_some_modules_is_completed_so_that_the_rest_can_be_learned(bundle, tmp_path):

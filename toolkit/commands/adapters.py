@@ -177,10 +177,10 @@ def import_(bundle: Path, source: Path, target: str | None) -> None:
         except OSError as error:
             raise opened.unwritable(error) from error
     click.echo(f"version {record.version} is in use for {opened.target.name}", err=True)
-    drafter = opened.bundle.manifest.drafter.source
-    if found.base_model and found.base_model != drafter:
+    if found.base_model:
         click.echo(
-            f"it says that it was trained on {found.base_model}; this drafter came from {drafter}",
+            f"it says that it was trained on {found.base_model}, this drafter came from "
+            f"{opened.bundle.manifest.drafter.source}: if they are not the same model, roll back",
             err=True,
         )
     if found.num_new:

@@ -13,6 +13,9 @@ import numpy as np
 from ..errors import CheckpointError
 from ..files import write_json, write_safetensors
 
+DRAFTER_MARK = "omnidraft_npu.drafter"
+"""What names the drafter in the metadata of files made from it or for it."""
+
 _SCALE = "_scale"
 
 
@@ -39,7 +42,8 @@ def write_float_drafter(source: Path, folder: Path) -> None:
         floats = values.astype(np.float32)
         weights[name] = floats if scale is None else floats * scale.astype(np.float32)[:, None]
     folder.mkdir(parents=True, exist_ok=True)
-    write_safetensors(folder / "model.safetensors", weights, {"format": "pt"})
+    marks = {"format": "pt", DRAFTER_MARK: source.name}
+    write_safetensors(folder / "model.safetensors", weights, marks)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(source / name, folder / name)
     write_json(folder / "config.json", config | {"torch_dtype": "float32"})
