@@ -85,16 +85,20 @@ class AdapterStore:
     @property
     def current(self) -> int:
         """The version in use: the one chosen last, or its nearest ancestor that can be used."""
+        why = ""
         for version in self._chosen():
             if version == BASE:
                 break
             try:
-                self._check_key(self.record(version))
+                found = self.misfit(self.record(version))
             except BundleError as error:
-                self._tell(f"an older adapter is used: {error}")
-            else:
-                return version
-        return BASE
+                found = str(error)
+            if not found:
+                break
+            why = why or found
+        if why:
+            self._tell(f"{why}: {self._instead(version)}")
+        return version
 
     def load(self, version: int) -> dict[str, npt.NDArray[np.float32]]:
         """Tensors by graph input, and those of the acceptance head; none for `BASE`.
@@ -105,8 +109,20 @@ class AdapterStore:
         """
         if version == BASE:
             return {}
-        self._check_key(self.record(version))
+        if why := self.misfit(self.record(version)):
+            raise BundleError(f"{why}, so it cannot be used here: name another version")
         return read_adapter(self.path(version), self.key)
+
+    def misfit(self, record: AdapterRecord) -> str:
+        """What else than the store's pair a version was made for; empty where it fits."""
+        for field, what in _KEY_WORDS.items():
+            mine, its = getattr(self.key, field), getattr(record.key, field)
+            if mine != its:
+                return (
+                    f"adapter {_name(record.version)} was made for another {what} "
+                    f"({str(its)[:12]}, here {str(mine)[:12]})"
+                )
+        return ""
 
     def add(self, tensors: Tensors, *, parent: int, **facts: Any) -> AdapterRecord:
         """Write a new version; which one is in use stays.
@@ -198,14 +214,13 @@ class AdapterStore:
     def _record(self, version: int) -> AdapterRecord:
         return read_adapter_record(self._record_path(version), version, self.path(version))
 
-    def _check_key(self, record: AdapterRecord) -> None:
-        for field, what in _KEY_WORDS.items():
-            mine, its = getattr(self.key, field), getattr(record.key, field)
-            if mine != its:
-                raise BundleError(
-                    f"adapter {_name(record.version)} was made for another {what} "
-                    f"({str(its)[:12]}, here {str(mine)[:12]}): roll back, or forget it"
-                )
+    def _instead(self, version: int) -> str:
+        """What is used in place of a chosen version that is damaged or does not fit."""
+        if version != BASE:
+            return f"{_name(version)} is used"
+        fitting = [record.version for record in self.records() if not self.misfit(record)]
+        other = f", or until you roll back to {_name(fitting[-1])}, which fits" if fitting else ""
+        return f"the drafter is used as it was exported until it has learned anew{other}"
 
     def _evict(self, *, keep: int) -> None:
         """Remove the oldest versions over the budget, but not `keep`, nor what is in use."""

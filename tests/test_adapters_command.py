@@ -149,6 +149,21 @@ def test_show_gives_one_version(bundle):
     assert run("show", bundle, "newest").exit_code == 2
 
 
+def test_a_version_for_another_rank_is_shown_and_said_to_be_of_no_use(bundle):
+    """Showing what it was made for failed, as it was made for something else."""
+    learn(bundle)
+    path = bundle / "manifest.json"
+    document = json.loads(path.read_text())
+    document["drafter"]["graphs"]["cpu"]["lora_rank"] = 9
+    path.write_text(json.dumps(document))
+    shown = run("show", bundle, "1")
+    assert shown.exit_code == 0
+    assert f"of no use here: adapter v0001 was made for another rank ({RANK}, here 9)" in (
+        " ".join(shown.stdout.split())
+    )
+    assert_one_line(run("rollback", bundle, "1"), 5, r"another rank .* name another version")
+
+
 def test_a_damaged_version_is_said_and_the_others_listed(bundle, caplog):
     learn(bundle).path(3).write_bytes(b"half")
     document = json.loads(run("list", bundle, "--json").stdout)

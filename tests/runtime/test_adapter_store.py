@@ -118,6 +118,27 @@ def test_an_adapter_for_something_else_is_refused_by_name(store, caplog, field, 
     assert store.current == 1
 
 
+def test_versions_for_another_rank_are_said_once_and_new_ones_go_on_beside_them(store, caplog):
+    """Each told to roll back, though there was none to roll back to."""
+    for parent in range(3):
+        store.add(tensors(), parent=parent)
+    store.use(3)
+    wider = AdapterStore(store.folder, AdapterKey(**{**vars(KEY), "rank": 4}))
+    assert wider.current == BASE
+    (told,) = caplog.messages
+    assert told == (
+        "adapter v0003 was made for another rank (2, here 4): "
+        "the drafter is used as it was exported until it has learned anew"
+    )
+    given = {n: np.ones(tuple(4 if k == 2 else k for k in t.shape)) for n, t in tensors().items()}
+    wider.use(wider.add(given, parent=wider.current).version)
+    caplog.clear()
+    assert wider.current == 4
+    assert not caplog.messages
+    assert store.current == BASE
+    assert caplog.messages[0].endswith("or until you roll back to v0003, which fits")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -75,22 +75,26 @@ def show(bundle: Path, version: int | None, target: str | None, as_json: bool) -
       omnidraft-npu adapters show bundle
       omnidraft-npu adapters show bundle 3 --json
     """
+    from omnidraft_npu.runtime.adapter_files import read_adapter
+
     opened = OpenedAdapters.of(bundle, target)
-    number = opened.number(version)
-    facts = opened.facts(opened.store.record(number))
-    shapes = {name: list(t.shape) for name, t in sorted(opened.store.load(number).items())}
-    facts |= {"target": opened.target.name, "tensors": shapes}
+    record = opened.store.record(opened.number(version))
+    tensors = read_adapter(opened.store.path(record.version), record.key)
+    shapes = {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
+    facts = opened.facts(record) | {"target": opened.target.name, "tensors": shapes}
     if as_json:
         print_json(facts)
         return
     print_table([facts])
-    key, has_head = facts["key"], any(name.startswith("head.") for name in shapes)
+    key, has_head = record.key, any(name.startswith("head.") for name in shapes)
     click.echo(
-        f"for {opened.target.name} (tokenizer {key['target_tokenizer_sha256'][:12]}) and drafter "
-        f"{opened.bundle.manifest.drafter.name} (weights {key['drafter_sha256'][:12]})"
+        f"for {opened.target.name} (tokenizer {key.target_tokenizer_sha256[:12]}) and drafter "
+        f"{opened.bundle.manifest.drafter.name} (weights {key.drafter_sha256[:12]})"
     )
+    if misfit := opened.store.misfit(record):
+        click.echo(f"of no use here: {misfit}")
     click.echo(
-        f"{len(shapes)} tensors of rank {key['rank']}, "
+        f"{len(shapes)} tensors of rank {key.rank}, "
         f"{'with' if has_head else 'without'} an acceptance head: {facts['path']}"
     )
 
