@@ -1,5 +1,6 @@
 """Adapters into a bundle and out of it: `.onnx_adapter` files and PEFT folders."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,11 @@ class Imported:
         return any(name.startswith(HEAD_PREFIX) for name in self.tensors)
 
 
+def is_adapter_file(output: Path) -> bool:
+    """Whether an export goes to an `.onnx_adapter` file; any other name is a folder for PEFT."""
+    return output.suffix.lower() == SUFFIX
+
+
 def lora_shapes(bundle: Bundle) -> Shapes:
     """Shapes of the drafter's LoRA inputs by name.
 
@@ -78,10 +84,9 @@ def import_adapter(source: Path, bundle: Bundle, key: AdapterKey) -> Imported:
             the drafter does not take, or values that are no numbers.
     """
     shapes = lora_shapes(bundle)
-    if not source.exists():
-        raise BundleError(
-            f"{source} does not exist: name an {SUFFIX} file, or a folder that PEFT saved"
-        )
+    if not source.is_dir() and (not source.is_file() or source.suffix == ".safetensors"):
+        what = "is a part of an adapter" if source.is_file() else "does not exist, or is no file"
+        raise BundleError(f"{source} {what}: name an {SUFFIX} file, or a folder that PEFT saved")
     base_model = ""
     if source.is_dir():
         read = read_peft(source, key=key, drafter=bundle.manifest.drafter.source)
@@ -104,11 +109,23 @@ def _completed(tensors: OwnTensors, shapes: Shapes, source: Path) -> OwnTensors:
     try:
         _check_rank(lora, shapes)
         fit_lora(shapes, lora)
+        _check_pairs(lora)
         AcceptanceHead.from_tensors(head)
         _check_width(head, shapes)
     except BundleError as error:
         raise BundleError(f"{source}: {error}") from error
     return {**new_adapter(shapes), **lora, **head}
+
+
+def _check_pairs(lora: OwnTensors) -> None:
+    """Refuse halves: a new other half, if that is A, would make noise of them."""
+    if not lora:
+        raise BundleError("it adapts nothing: there is no tensor of an adapter in it")
+    sides = Counter(name.rpartition(".")[0] for name in lora)
+    if halves := sorted(name for name, count in sides.items() if count == 1):
+        raise BundleError(
+            f"it has one factor of {halves[0]} but not the other (A and B): save the adapter again"
+        )
 
 
 def _check_rank(lora: OwnTensors, shapes: Shapes) -> None:
@@ -152,7 +169,7 @@ def export_adapter(
         OSError: it cannot be written.
         ConfigError: `base_model` is given for an `.onnx_adapter` file.
     """
-    if output.suffix != SUFFIX:
+    if not is_adapter_file(output):
         write_peft(
             output,
             tensors,

@@ -30,7 +30,7 @@ def fit_lora(inputs: Mapping[str, tuple[int, ...]], tensors: Tensors | None) -> 
         if tensor.shape != inputs[name]:
             raise BundleError(
                 f"the adapter's {name} is {list(tensor.shape)}, the graph takes "
-                f"{list(inputs[name])}: use an adapter of the rank of the export"
+                f"{list(inputs[name])}: use an adapter for this model, of the rank of the export"
             )
     return {
         name: np.ascontiguousarray(given.get(name, np.zeros(shape, np.float32)), np.float32)

@@ -24,6 +24,10 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 """Ways to start that leave an adapter for other weights than the original model's."""
 
 
+_MAX_ALPHA = 1e9
+"""What is larger overflows float32 as it scales B."""
+
+
 def read_peft_config(folder: Path) -> dict[str, Any]:
     """What the config says, where an adapter of its kind can be imported.
 
@@ -33,7 +37,7 @@ def read_peft_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(
             f"{path} cannot be read ({error}): give a folder that PEFT's save_pretrained wrote"
         ) from error
@@ -48,8 +52,8 @@ def read_peft_config(folder: Path) -> dict[str, Any]:
     rank, alpha = config["r"], config["lora_alpha"]
     if not isinstance(rank, int) or rank < 1:
         raise BundleError(f"{path} has r {rank!r}, which is no rank: it is 1 or more")
-    if not isinstance(alpha, int | float):
-        raise BundleError(f"{path} has lora_alpha {alpha!r}, which is no number")
+    if not isinstance(alpha, int | float) or not abs(alpha) < _MAX_ALPHA:
+        raise BundleError(f"{path} has lora_alpha {str(alpha)[:40]}, which is no number of use")
     for key, what in _FOREIGN.items():
         if config.get(key):
             raise BundleError(f"{path} sets {key}: {what} cannot be imported")

@@ -28,6 +28,7 @@ from .safetensors_arrays import read_arrays, read_metadata
 Floats = npt.NDArray[np.float32]
 
 WEIGHTS = "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"
 HEAD = "acceptance_head.safetensors"
 """Which PEFT does not read."""
 
@@ -121,12 +122,17 @@ def read_peft(folder: Path, *, key: AdapterKey, drafter: str) -> PeftAdapter:
             f"again with --lora-rank {found}"
         )
     scale = config["lora_alpha"] / (math.sqrt(found) if config.get("use_rslora") else found)
+    if not (folder / WEIGHTS).exists() and (folder / _PICKLED).exists():
+        raise BundleError(
+            f"{folder / _PICKLED} can hold any program, so it is not read: save the adapter as "
+            "safetensors, as PEFT does by default"
+        )
     weights, metadata = read_arrays(folder / WEIGHTS)
     for name, mine in _marks(key, drafter).items():
         if (its := metadata.get(name, mine)) != mine:
             what = name.removeprefix(_MARK)
             raise BundleError(
-                f"{folder} was made for the {what} {its[:64]}, this bundle has {mine[:64]}: import "
+                f"{folder} was made for the {what} {its[:32]}, this bundle has {mine[:32]}: import "
                 "it into a bundle of that one"
             )
     tensors = {}
@@ -153,10 +159,8 @@ def read_peft(folder: Path, *, key: AdapterKey, drafter: str) -> PeftAdapter:
 
 def _is_drafter(base_model: str, drafter: str) -> bool:
     """Whether a model is a drafter: of the same name, or what `write_float_drafter` made of it."""
-    weights = Path(base_model) / "model.safetensors"
-    return Path(base_model).name == drafter or (
-        weights.is_file() and read_metadata(weights).get(DRAFTER_MARK) == drafter
-    )
+    named = read_metadata(Path(base_model) / "model.safetensors").get(DRAFTER_MARK)
+    return drafter in (Path(base_model).name, named)
 
 
 def _marks(key: AdapterKey, drafter: str) -> dict[str, str]:

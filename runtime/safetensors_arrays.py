@@ -35,7 +35,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, "numpy") as file:
             return dict(file.metadata() or {})
-    except (OSError, SafetensorError):
+    except (OSError, ValueError, SafetensorError):
         return {}
 
 

@@ -1,6 +1,7 @@
 """`omnidraft-npu adapters` on a tiny bundle that has learned something."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -203,7 +204,7 @@ def test_import_tells_what_peft_says_and_what_is_missing(bundle, tmp_path):
         assert result.exit_code == 0, result.output
         drop_marks(tmp_path / name)
     result = run("import", bundle, tmp_path / "x")
-    assert "trained on their/model, this drafter came from omnidraft-tiny" in result.stderr
+    assert "trained on 'their/model', this drafter came from omnidraft-tiny" in result.stderr
     assert "no acceptance head" in result.stderr
     assert "trained on" not in run("import", bundle, tmp_path / "y").stderr
     assert run("rollback", bundle).exit_code == 0
@@ -250,6 +251,9 @@ NAN = tensors() | {"lora.layers.0.q_proj.A": np.full((HIDDEN, RANK), np.nan, np.
         ({}, tensors() | tensors(0, head_shapes(9)), "hidden states of 9"),
         ({}, tensors() | {"head.out.bias": np.zeros(1, np.float32)}, "no head"),
         ({}, NAN, "no numbers"),
+        ({}, {}, "adapts nothing"),
+        ({}, tensors(0, head_shapes(HIDDEN)), "adapts nothing"),
+        ({}, {n: t for n, t in tensors().items() if "0.q_proj.A" not in n}, "one factor of .*0.q"),
     ],
 )
 def test_an_adapter_that_does_not_fit_is_named_and_refused(bundle, tmp_path, change, given, words):
@@ -264,6 +268,9 @@ def test_what_is_no_adapter_is_refused(bundle, tmp_path):
     assert_one_line(run("import", bundle, tmp_path / "x.onnx_adapter"), 5, "can be read")
     assert_one_line(run("import", bundle, tmp_path / "y.onnx_adapter"), 5, "does not exist")
     assert_one_line(run("import", bundle, tmp_path), 5, "adapter_config.json")
+    (tmp_path / WEIGHTS).write_bytes(b"")
+    assert_one_line(run("import", bundle, tmp_path / WEIGHTS), 5, "a part .* or a folder")
+    assert_one_line(run("import", bundle, os.devnull), 5, "is no file")
 
 
 def test_an_adapter_of_another_target_is_refused_in_both_forms(bundle, tmp_path):
@@ -296,6 +303,22 @@ def test_export_replaces_nothing_unless_forced(bundle, tmp_path):
     (tmp_path / "file").write_text("")
     refused = run("export", bundle, tmp_path / "file" / "x.onnx_adapter")
     assert_one_line(refused, 1, "cannot write")
+    (tmp_path / "empty").mkdir()
+    assert run("export", bundle, tmp_path / "empty").exit_code == 0
+    assert_one_line(run("export", bundle, tmp_path / "empty"), 2, "--force")
+    assert run("export", bundle, tmp_path / "Z.ONNX_ADAPTER").exit_code == 0
+    assert (tmp_path / "Z.ONNX_ADAPTER").is_file()
+
+
+def test_the_place_that_cannot_be_written_is_named(bundle, tmp_path):
+    """It was the adapter's where it was the drafter's."""
+    learn(bundle)
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "drafter"
+    refused = run("export", bundle, tmp_path / "x", "--with-drafter", folder)
+    assert_one_line(refused, 1, "cannot write .*drafter")
+    refused = run("export", bundle, tmp_path / ("x" * 500))
+    assert_one_line(refused, 1, "cannot write x?.*too long")
 
 
 def test_export_writes_the_drafter_that_peft_loads_the_adapter_on(bundle, tmp_path):
@@ -324,7 +347,7 @@ def test_rollback_goes_to_the_parent_to_any_version_and_to_none(bundle):
     assert run("rollback", bundle).exit_code == 0
     assert store.current == 2
     result = run("rollback", bundle, "0")
-    assert "no adapter is in use for other, before it was 2" in result.stderr
+    assert "no adapter is in use for other, before it was version 2" in result.stderr
     assert store.current == 0
     assert run("rollback", bundle, "3").exit_code == 0
     assert store.current == 3

@@ -141,6 +141,8 @@ def test_what_is_exported_comes_back(adapter, tmp_path):
         ({"r": 64}, "--lora-rank 64"),
         ({"r": 2}, "another rank"),
         ({"lora_alpha": "many"}, "lora_alpha"),
+        ({"lora_alpha": 10**400}, "lora_alpha"),
+        ({"lora_alpha": float("nan")}, "lora_alpha"),
     ],
 )
 def test_what_the_graphs_cannot_have_is_one_line(adapter, tmp_path, change, words):
@@ -152,7 +154,7 @@ def test_what_the_graphs_cannot_have_is_one_line(adapter, tmp_path, change, word
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "no config"])
+@pytest.mark.parametrize("damage", ["truncated", "missing", "pickled", "no config", "deep"])
 def test_a_damaged_folder_is_one_line(adapter, tmp_path, damage):
     write_peft(tmp_path, adapter, key=KEY, drafter="tiny")
     weights = tmp_path / "adapter_model.safetensors"
@@ -160,9 +162,13 @@ def test_a_damaged_folder_is_one_line(adapter, tmp_path, damage):
         weights.write_bytes(weights.read_bytes()[:100])
     elif damage == "missing":
         weights.unlink()
+    elif damage == "pickled":
+        weights.rename(tmp_path / "adapter_model.bin")
+    elif damage == "deep":
+        (tmp_path / CONFIG).write_text("[" * 100_000)
     else:
-        (tmp_path / "adapter_config.json").unlink()
-    with pytest.raises(BundleError, match="cannot be read"):
+        (tmp_path / CONFIG).unlink()
+    with pytest.raises(BundleError, match="so it is not" if damage == "pickled" else "cannot be"):
         read_peft(tmp_path, key=KEY, drafter="tiny")
 
 
@@ -205,6 +211,11 @@ def test_what_was_exported_for_others_is_named_and_refused(adapter, tmp_path, ke
     write_peft(tmp_path, adapter, key=KEY, drafter="tiny")
     with pytest.raises(BundleError, match=words):
         read_peft(tmp_path, key=key, drafter=drafter)
+
+
+def test_a_base_model_that_cannot_be_looked_up_is_only_told(adapter, tmp_path):
+    write_peft(tmp_path, adapter, key=KEY, drafter="tiny", base_model="x" * 5000)
+    assert len(read_peft(tmp_path, key=KEY, drafter="tiny").base_model) == 5000
 
 
 def test_another_precision_of_the_drafter_takes_what_was_exported(adapter, tmp_path):

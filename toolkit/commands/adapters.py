@@ -1,6 +1,8 @@
 """`omnidraft-npu adapters`: what was learned on this device, version by version."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -132,9 +134,9 @@ def export(
       omnidraft-npu adapters export bundle learned.onnx_adapter --version 3
       omnidraft-npu adapters export bundle for-peft --with-drafter drafter-for-peft
     """
-    from omnidraft_npu.runtime.adapter_exchange import SUFFIX, export_adapter
+    from omnidraft_npu.runtime.adapter_exchange import export_adapter, is_adapter_file
 
-    if with_drafter is not None and output.suffix == SUFFIX:
+    if with_drafter is not None and is_adapter_file(output):
         raise ConfigError(f"{output} is no folder for PEFT: leave out --with-drafter")
     if with_drafter is not None and with_drafter.resolve() == output.resolve():
         # transformers applies an adapter that lies in a folder: that would not be the drafter.
@@ -143,16 +145,14 @@ def export(
     number = opened.number(version)
     tensors = opened.store.load(number)
     for place in filter(None, (output, with_drafter)):
-        _check_place(place, opened.bundle.root, force=force)
-    try:
-        if with_drafter is not None:
+        with _writing(place):
+            _check_place(place, opened.bundle.root, force=force)
+    if with_drafter is not None:
+        with _writing(with_drafter):
             _write_drafter(opened, with_drafter)
-            base_model = base_model or str(with_drafter.resolve())
+        base_model = base_model or str(with_drafter.resolve())
+    with _writing(output):
         export_adapter(output, tensors, opened.bundle, opened.store.key, base_model=base_model)
-    except OSError as error:
-        raise StateError(
-            f"cannot write {output} ({error.strerror}): choose another place"
-        ) from error
     click.echo(f"wrote {output}: version {number} for {opened.target.name}", err=True)
 
 
@@ -183,7 +183,7 @@ def import_(bundle: Path, source: Path, target: str | None) -> None:
     click.echo(f"version {record.version} is in use for {opened.target.name}", err=True)
     if found.base_model:
         click.echo(
-            f"it says that it was trained on {found.base_model}, this drafter came from "
+            f"it says that it was trained on {found.base_model[:200]!r}, this drafter came from "
             f"{opened.bundle.manifest.drafter.source}: if they are not the same model, roll back",
             err=True,
         )
@@ -218,7 +218,8 @@ def rollback(bundle: Path, version: int | None, target: str | None) -> None:
         except OSError as error:
             raise opened.unwritable(error) from error
     now = f"version {version}" if version else "no adapter"
-    click.echo(f"{now} is in use for {opened.target.name}, before it was {before}", err=True)
+    then = f"version {before}" if before else "none"
+    click.echo(f"{now} is in use for {opened.target.name}, before it was {then}", err=True)
 
 
 @command.command()
@@ -248,11 +249,23 @@ def forget(bundle: Path, target: str | None, yes: bool) -> None:
     click.echo(f"erased {what}", err=True)
 
 
+@contextlib.contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    """Say of which place it is that the block cannot write there."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            f"cannot write {place} ({error.strerror}): choose another place"
+        ) from error
+
+
 def _check_place(place: Path, bundle: Path, *, force: bool) -> None:
     """Let nothing be written over, or among the files of a bundle."""
     if place.resolve().is_relative_to(bundle.resolve()) or (place / MANIFEST).exists():
         raise ConfigError(f"{place} is a bundle or lies in one: name a place of its own")
-    if place.exists() and not force:
+    is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
+    if not is_free and not force:
         raise ConfigError(f"{place} exists: name another, or replace it with --force")
 
 
