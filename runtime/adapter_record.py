@@ -62,10 +62,12 @@ def read_adapter_record(path: Path, version: int, adapter: Path) -> AdapterRecor
         document = json.loads(path.read_text(encoding="utf-8"))
         record: AdapterRecord = read_record(AdapterRecord, document, "adapter")
         found = sha256_of(adapter)
-    except (*UNREADABLE, BundleError) as error:
+    except BundleError as error:
+        raise BundleError(f"{path} is no record, or another version wrote it") from error
+    except UNREADABLE as error:
         raise BundleError(f"{path} cannot be read ({error})") from error
-    if record.version != version:
-        raise BundleError(f"{path} is the record of version {record.version}")
+    if record.version != version or not 0 <= record.parent < version:
+        raise BundleError(f"{path} is not the record of version {version}")
     if found != record.sha256:
         raise BundleError(f"{adapter} was changed since it was written")
     return record

@@ -77,10 +77,12 @@ class AdapterStore:
         Raises:
             BundleError: there is none of that number, or it is damaged.
         """
-        if version not in self._numbers():
-            there = ", ".join(_name(r.version) for r in self.records()) or "none"
-            raise BundleError(f"there is no adapter {_name(version)}, there is {there}")
-        return self._record(version)
+        try:
+            return self._record(version)
+        except BundleError as error:
+            there = ", ".join(_name(record.version) for record in self.records())
+            advice = f"name one of {there}" if there else "learn one with `omnidraft-npu run`"
+            raise BundleError(f"{error}: {advice}") from error
 
     @property
     def current(self) -> int:
@@ -90,7 +92,7 @@ class AdapterStore:
             if version == BASE:
                 break
             try:
-                found = self.misfit(self.record(version))
+                found = self.misfit(self._record(version))
             except BundleError as error:
                 found = str(error)
             if not found:
@@ -205,13 +207,15 @@ class AdapterStore:
         found: list[int] = []
         with contextlib.suppress(BundleError):
             while len(found) < _MAX_ANCESTORS:
-                version = self.record(version).parent
+                version = self._record(version).parent
                 if version == BASE:
                     break
                 found.append(version)
         return found
 
     def _record(self, version: int) -> AdapterRecord:
+        if version not in self._numbers():
+            raise BundleError(f"there is no adapter {_name(version)}")
         return read_adapter_record(self._record_path(version), version, self.path(version))
 
     def _instead(self, version: int) -> str:

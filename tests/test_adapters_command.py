@@ -1,5 +1,6 @@
 """`omnidraft-npu adapters` on a tiny bundle that has learned something."""
 
+import errno
 import json
 import os
 import re
@@ -146,7 +147,9 @@ def test_show_gives_one_version(bundle):
     assert document["tensors"]["lora.layers.0.q_proj.A"] == [HIDDEN, RANK]
     assert "with an acceptance head" in run("show", bundle).stdout
     assert "without an acceptance head" in run("show", bundle, "1").stdout
-    assert_one_line(run("show", bundle, "9"), 5, "no adapter v0009, there is v0001, v0002, v0003")
+    assert_one_line(
+        run("show", bundle, "9"), 5, "no adapter v0009: name one of v0001, v0002, v0003"
+    )
     assert run("show", bundle, "newest").exit_code == 2
 
 
@@ -171,6 +174,19 @@ def test_a_damaged_version_is_said_and_the_others_listed(bundle, caplog):
     assert [one["version"] for one in document["adapters"]] == [1, 2]
     assert document["current"] == 2
     assert "v0003" in caplog.text
+    assert_one_line(
+        run("export", bundle, "x", "--version", "3"), 5, "changed .*one of v0001, v0002"
+    )
+
+
+def test_what_may_not_be_read_is_one_line(bundle, monkeypatch):
+    """Where another user's `state/` was closed, `list`, `forget` and `run` ended in a trace."""
+
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", "bundle/state")
+
+    monkeypatch.setattr(AdapterStore, "records", denied)
+    assert_one_line(run("list", bundle), 1, r"bundle/state cannot be used \(Permission denied\)")
 
 
 @pytest.mark.parametrize("name", ["for-peft", "x.onnx_adapter"])

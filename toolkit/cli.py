@@ -75,6 +75,13 @@ class _Group(click.Group):
     def main(self, *args: Any, **options: Any) -> Any:
         try:
             return super().main(*args, **options)
+        except PermissionError as error:
+            click.echo(
+                f"Error: {error.filename or 'a file'} cannot be used ({error.strerror}): change "
+                "who may read and write it, or name another place",
+                err=True,
+            )
+            sys.exit(OmniDraftError.exit_code)
         except OSError as error:
             if error.errno not in _UNWRITABLE:
                 raise
