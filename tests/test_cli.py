@@ -23,7 +23,12 @@ def test_the_package_runs_as_a_module(tmp_path):
     assert done.stdout == f"omnidraft-npu, version {__version__}\n"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, click.Abort])
+WHILE_LOADING = ImportError("initialization failed")
+WHILE_LOADING.__cause__ = KeyboardInterrupt()
+"""What Ctrl-C came to while onnxruntime was loaded: it ended in a trace."""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, click.Abort, WHILE_LOADING])
 def test_an_interrupt_is_told_and_exits_130(monkeypatch, error):
     def interrupted(*_, **__):
         raise error

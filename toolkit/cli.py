@@ -64,7 +64,9 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except OmniDraftError as error:
             raise _OneLine(error) from error
-        except (KeyboardInterrupt, click.Abort) as error:
+        except (KeyboardInterrupt, click.Abort, ImportError) as error:
+            if isinstance(error, ImportError) and not _is_interruption(error):
+                raise
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from error
         except BrokenPipeError:
@@ -92,6 +94,13 @@ class _Group(click.Group):
                 err=True,
             )
             sys.exit(OmniDraftError.exit_code)
+
+
+def _is_interruption(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error, as where it came while a library in C was loaded."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _give_up_stdout() -> None:
