@@ -95,21 +95,30 @@ class DraftLength:
         acceptance = self._matched(num_matched)
         if self._costs is None:
             return bool(acceptance[0] >= self._acceptance[0])
-        rest = self._costs.rest_of_lookup
-        return best_length(acceptance, rest, rest[0])[1] > max(0.0, self._switch.saved_s or 0.0)
+        return self._gain_of_lookup(acceptance) > max(0.0, self._switch.saved_s or 0.0)
 
     def lookup_length(self, num_matched: int) -> tuple[int, Stop]:
         """How many tokens of lookup are proposed, and why not more."""
         self._num_matched = num_matched
-        acceptance = self._matched(num_matched)
+        return self._length_of_lookup(self._matched(num_matched))
+
+    def prefers_past(self, acceptance: float, num_matched: int) -> bool:
+        """Whether answers of before promise more than the model, and than such a match.
+
+        Args:
+            acceptance: Probability that a token of theirs is right, given all before it.
+            num_matched: Tokens of the context's own match, 0 for none.
+        """
+        expected = self._of_past(acceptance)
+        matched = self._matched(num_matched) if num_matched else np.zeros_like(expected)
         if self._costs is None:
-            length = min(_UNMEASURED_LENGTH, len(acceptance))
-        else:
-            worth = self._costs.worth / self._tokens_per_piece
-            length, gain = best_length(acceptance, self._costs.rest_of_lookup, worth)
-            if gain <= 0:
-                return 0, "cost"
-        return length, "budget" if length == len(acceptance) else "cost"
+            return bool(expected[0] >= max(self._acceptance[0], matched[0]))
+        gain = max(self._gain_of_lookup(matched), self._switch.saved_s or 0.0)
+        return self._gain_of_lookup(expected) > max(0.0, gain)
+
+    def past_length(self, acceptance: float) -> tuple[int, Stop]:
+        """How many tokens of answers of before are proposed, and why not more."""
+        return self._length_of_lookup(self._of_past(acceptance))
 
     def before_pass(self) -> Stop | None:
         """Why the drafter is not asked for another piece; None where it is."""
@@ -224,6 +233,25 @@ class DraftLength:
             acceptance=self._acceptance,
             worth=float(per_token.min()) * self._tokens_per_piece,
         )
+
+    def _gain_of_lookup(self, acceptance: Floats) -> float:
+        """Seconds that drafts without a drafter pass save, at the length that pays most."""
+        assert self._costs is not None, "times are measured"
+        rest = self._costs.rest_of_lookup
+        return best_length(acceptance, rest, rest[0])[1]
+
+    def _length_of_lookup(self, acceptance: Floats) -> tuple[int, Stop]:
+        if self._costs is None:
+            length = min(_UNMEASURED_LENGTH, len(acceptance))
+        else:
+            worth = self._costs.worth / self._tokens_per_piece
+            length, gain = best_length(acceptance, self._costs.rest_of_lookup, worth)
+            if gain <= 0:
+                return 0, "cost"
+        return length, "budget" if length == len(acceptance) else "cost"
+
+    def _of_past(self, acceptance: float) -> Floats:
+        return np.full(len(self._acceptance), acceptance)
 
     def _matched(self, num_matched: int) -> Floats:
         return self._by_match[min(num_matched, max(self._by_match))].expected(len(self._acceptance))

@@ -6,6 +6,8 @@ from .proposal import Proposal, Stop
 from .sampling import Draw
 from .speculative import DraftControl
 
+_NUM_RECENT = 8
+
 
 class PromptLookup:
     """A proposer without a model: the context repeats itself, so its own past is a draft.
@@ -74,6 +76,11 @@ class PromptLookup:
         tail = self._tokens[at : at + length]
         repeated = (tail[i % len(tail)] for i in range(length))
         return Proposal(token_ids=tuple(repeated), source="lookup", stop=stop)
+
+    @property
+    def recent(self) -> list[int]:
+        """The last tokens of the context, at most 8."""
+        return self._tokens[-_NUM_RECENT:]
 
     def match(self) -> tuple[int | None, int]:
         """Position of the first token to propose, and how many tokens matched before it."""

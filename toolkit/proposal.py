@@ -121,7 +121,7 @@ class Proposal:
     model_s: float = 0.0
     """Seconds spent in the drafter's forward passes."""
     source: str = "model"
-    """Which proposer made it: `model` or `lookup`."""
+    """Which proposer made it: `model`; `lookup` in the context; `past`, in answers of before."""
     stop: Stop = "budget"
     """Why it is not longer."""
 

@@ -74,6 +74,15 @@ class DraftControl(Protocol):
         """How many tokens of lookup are proposed, and why not more."""
         ...
 
+    def prefers_past(self, acceptance: float, num_matched: int) -> bool:
+        """Whether tokens of answers of before, each accepted with this probability, are drafted,
+        and neither what followed a match of so many tokens nor the model asked."""
+        ...
+
+    def past_length(self, acceptance: float) -> tuple[int, Stop]:
+        """How many of them are proposed, and why not more."""
+        ...
+
     def before_pass(self) -> Stop | None:
         """Why the drafter is not asked for another piece; None where it is."""
         ...
