@@ -8,8 +8,7 @@ from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bundle import Bundle
 from omnidraft_npu.examples import EqualExampleMaker, ExampleMaker, trie_paths
 from omnidraft_npu.manifest_checks import spelling_path
-from omnidraft_npu.replay import ReplayBuffer
-from omnidraft_npu.state_folder import learning, replay_path
+from omnidraft_npu.state_folder import learning
 
 from .learner import Learner, Maker, Tools
 from .learner_anchors import Anchors
@@ -17,6 +16,7 @@ from .learner_config import NUM_TOP, LearnerConfig
 from .learner_judge import Judge
 from .lora_trainer import Loss, TrainingStep
 from .opened_pair import OpenedModel, OpenedPair
+from .past_recall import replay_of
 
 
 def can_learn(pair: OpenedPair) -> bool:
@@ -49,10 +49,7 @@ def open_learner(
     if bundle is None or drafter is None or training is None or store is None:
         raise ValueError("this pair has no graph to learn with")
     target = pair.target.entry
-    buffer = ReplayBuffer(
-        folder=replay_path(bundle.state_root, target.name),
-        pair=f"{drafter.entry.tokenizer_sha256}-{target.tokenizer_sha256}",
-    )
+    buffer = replay_of(bundle, target)
     with learning(bundle.state_root, target.name):
         yield Learner(
             config,

@@ -22,6 +22,7 @@ from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.lookup import PromptLookup
 from omnidraft_npu.manifest import ModelEntry
 from omnidraft_npu.manifest_checks import spelling_path
+from omnidraft_npu.past_answers import PastAnswers
 from omnidraft_npu.proposal import Rule
 from omnidraft_npu.speculative import Proposer
 from omnidraft_npu.text.tokenizer import Tokenizer
@@ -29,6 +30,7 @@ from omnidraft_npu.text.tokenizer import Tokenizer
 from .devices import OpenedGraphs, open_model_graphs
 from .learner_adapter import Adapter, AdapterInUse, open_adapter
 from .model import Model
+from .past_recall import recall_past, replay_of
 
 DEFAULT_DEVICES = DeviceConfig()
 
@@ -80,6 +82,8 @@ class OpenedPair:
     """How what the drafter proposes is verified."""
     adapter: AdapterInUse = field(default_factory=AdapterInUse)
     """What new proposers feed the drafter."""
+    past: PastAnswers = field(default_factory=PastAnswers)
+    """What a cascade looks up besides the text at hand; empty where nothing is learned."""
     bundle: Bundle | None = None
     """Where they are from; None for models that did not come from a bundle."""
 
@@ -109,10 +113,10 @@ class OpenedPair:
         return replace(self, target=_with_graphs(target, target.roomier()))
 
     def with_adapter(self, adapter: Adapter) -> "OpenedPair":
-        """This pair, whose new proposers feed the drafter this adapter for good."""
+        """This pair with this adapter for good, and without answers of before."""
         fixed = AdapterInUse()
         fixed.adapter = adapter
-        return replace(self, adapter=fixed)
+        return replace(self, adapter=fixed, past=PastAnswers())
 
     def new_ngrams(self) -> NgramCache | None:
         """The learned spellings as they are saved now; None where none are learned."""
@@ -133,7 +137,9 @@ class OpenedPair:
         if self.drafter is None or self.proposer is None:
             return None
         drafter = self._new_drafter(self.drafter, ngrams)
-        return drafter if self.proposer == "model" else Cascade(PromptLookup(), drafter)
+        if self.proposer == "model":
+            return drafter
+        return Cascade(PromptLookup(), drafter, self.past)
 
     def _new_drafter(self, opened: OpenedModel, ngrams: NgramCache | None) -> ModelDrafter:
         num_pieces = opened.graph.vocab_size
@@ -181,11 +187,18 @@ def open_pair(
         "drafter_sha256": drafter.entry.tokenizer_sha256,
         "target_sha256": opened.entry.tokenizer_sha256,
     }
+    has_past = proposer == "cascade" and drafter.entry.training is not None
+    buffer = replay_of(bundle, opened.entry) if has_past else None
     if hashes["drafter_sha256"] == hashes["target_sha256"]:
         return OpenedPair(
-            target=opened, drafter=drafter, proposer=proposer, adapter=adapter, bundle=bundle
+            target=opened,
+            drafter=drafter,
+            proposer=proposer,
+            adapter=adapter,
+            past=recall_past(buffer),
+            bundle=bundle,
         )
-    encoder = _encoder(drafter)
+    encoder, target_encoder = _encoder(drafter), _encoder(opened)
     trie, learned = None, None
     if draft_mode in ("auto", "full", "paper"):
         trie = SpellingTrie.load(bundle.path(spelling_path(opened.entry)), **hashes)
@@ -204,10 +217,11 @@ def open_pair(
         encoder=encoder,
         trie=trie,
         learned=learned,
-        target_encoder=_encoder(opened) if draft_mode in ("auto", "text") else None,
+        target_encoder=target_encoder if draft_mode in ("auto", "text") else None,
         proposer=proposer,
         rule="paper" if draft_mode == "paper" else "lossless",
         adapter=adapter,
+        past=recall_past(buffer, drafter.vocabulary, target_encoder),
         bundle=bundle,
     )
 

@@ -169,8 +169,8 @@ class Session:
                     stats=stats,
                 )
         answer = recorder.answer()
-        if observer is not None and answer is not None:
-            observer.observe(answer)
+        if observer is not None and answer is not None and observer.observe(answer):
+            self.pair.past.add(answer.laws.token_ids.tolist())
 
     def make_room(self, num_tokens: int) -> bool:
         """Move the target to the CPU if `auto` chose an NPU whose graphs hold no such prompt.

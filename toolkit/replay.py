@@ -106,9 +106,15 @@ class ReplayBuffer:
         for _, example in self.numbered():
             yield example
 
-    def numbered(self, *, after: int = 0) -> Iterator[tuple[int, Example]]:
-        """The same with their numbers, which rise; those up to `after` are left out."""
-        for path in self._files():
+    def numbered(self, *, after: int = 0, last: int | None = None) -> Iterator[tuple[int, Example]]:
+        """The same with their numbers, which rise.
+
+        Args:
+            after: Those up to this number are left out.
+            last: Only so many, the latest; None for all.
+        """
+        files = self._files()
+        for path in files if last is None else files[max(0, len(files) - last) :]:
             number = int(path.name[:8])
             if number <= after:
                 continue

@@ -128,7 +128,8 @@ def drafting_options(command: Command) -> Command:
             type=click.Choice(["cascade", "model", "lookup"]),
             default="cascade",
             show_default=True,
-            help="Draft with the drafter, with what followed earlier in the text, or with both.",
+            help="Draft with the drafter, with what followed earlier in the text, or with both, "
+            "and with what followed in answers that were kept to learn from.",
         ),
     ):
         command = option(command)

@@ -1,0 +1,52 @@
+"""The latest answers that are kept to learn from, in the target's tokens, to draft from too."""
+
+import logging
+
+from omnidraft_npu.bridge.pieces import PieceEncoder
+from omnidraft_npu.bridge.vocabulary import Vocabulary
+from omnidraft_npu.bundle import Bundle
+from omnidraft_npu.manifest import ModelEntry
+from omnidraft_npu.past_answers import PastAnswers
+from omnidraft_npu.replay import ReplayBuffer
+from omnidraft_npu.state_folder import replay_path
+
+logger = logging.getLogger(__name__)
+
+NUM_RECALLED = 256
+"""Answers at most; to read them takes some tenths of a second."""
+
+
+def replay_of(bundle: Bundle, target: ModelEntry) -> ReplayBuffer:
+    """Where the answers of a target are kept."""
+    return ReplayBuffer(
+        folder=replay_path(bundle.state_root, target.name),
+        pair=f"{bundle.manifest.drafter.tokenizer_sha256}-{target.tokenizer_sha256}",
+    )
+
+
+def recall_past(
+    buffer: ReplayBuffer | None,
+    drafter: Vocabulary | None = None,
+    target: PieceEncoder | None = None,
+) -> PastAnswers:
+    """What `PastAnswers` would be, had it been told of these answers as they were written.
+
+    Their pieces spell the text, which is cut into tokens anew; the few that the target cut in
+    another way only foretell less.
+
+    Args:
+        buffer: Where they are kept; None for nowhere.
+        drafter: Spells their pieces; None where these are the target's tokens.
+        target: Cuts the text; None as well.
+    """
+    past = PastAnswers()
+    try:
+        for _, example in () if buffer is None else buffer.numbered(last=NUM_RECALLED):
+            pieces = example.pieces[-example.num_response :].tolist()
+            if drafter is None or target is None:
+                past.add(pieces)
+            else:
+                past.add(target.encode(b"".join(map(drafter.token_bytes, pieces)))[0])
+    except OSError as error:
+        logger.warning("answers of before are not drafted from: %s", error)
+    return past
