@@ -162,7 +162,7 @@ class Learner:
         base, before = (tools.judge.drafts(one, held, pause) for one in (_WITHOUT, current))
         after = list(tools.judge.outcomes(trainer.lora, held.values(), pause)) if is_sound else []
         lesson = Lesson(
-            outcome=judged(base, before, after, self.config.min_judged) if is_sound else "skipped",
+            outcome=judged(base, before, after, self.config) if is_sound else "skipped",
             version=current.version,
             num_examples=len(new),
             num_updates=len(losses),

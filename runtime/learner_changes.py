@@ -53,6 +53,16 @@ class Changes:
     sampled: Change
     mean: Change
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether either acceptance lost more than is let pass."""
+        return self.greedy.is_loss or self.sampled.is_loss
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether chance does not explain a loss of either, or of their mean."""
+        return self.greedy.is_worse or self.sampled.is_worse or self.mean.is_worse
+
 
 def changes(before: Sequence[Drafted], after: Sequence[Drafted]) -> Changes:
     """From one adapter to another, response by response.

@@ -23,7 +23,9 @@ class LearnerConfig:
     batch: int = 8
     """New responses that make a lesson."""
     passes: int = 4
-    """Responses that a lesson learns from, over its new ones: the others are older."""
+    """Responses that a lesson learns from, over its new ones."""
+    new_passes: int = 2
+    """Of the passes, those over the new responses themselves; the others are over older ones."""
     num_recent: int = 512
     """Responses that those others are drawn from, the latest ones."""
     num_anchors: int = 2
@@ -32,6 +34,8 @@ class LearnerConfig:
     """One in so many responses is not learned from, it judges the others."""
     max_held_out: int = 32
     """Responses that judge an adapter, the latest ones; older ones are learned from."""
+    num_latest: int = 8
+    """Of those, the ones that judge it by themselves too: what is asked may have changed."""
     min_judged: int = 200
     """Tokens of held-back responses before an adapter can be judged."""
     min_tokens: int = 8
@@ -49,10 +53,12 @@ class LearnerConfig:
         lowest = {
             "batch": 1,
             "passes": 1,
+            "new_passes": 1,
             "num_recent": 1,
             "num_anchors": 0,
             "held_out_every": 2,
             "max_held_out": 1,
+            "num_latest": 1,
             "min_judged": 1,
             "min_tokens": 1,
             "max_context": 0,
@@ -62,3 +68,7 @@ class LearnerConfig:
         for name, least in lowest.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
+        if self.new_passes > self.passes:
+            raise ConfigError(
+                f"new_passes is {self.new_passes}, must be at most passes, which is {self.passes}"
+            )

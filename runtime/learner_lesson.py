@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .learner_changes import changes
+from .learner_changes import Changes, changes
+from .learner_config import LearnerConfig
 from .learner_judge import Acceptance, Drafted
 
 Outcome = Literal["kept", "continued", "rolled back", "withdrawn", "skipped"]
@@ -57,28 +58,41 @@ def judged(
     base: Sequence[Drafted],
     before: Sequence[Drafted],
     after: Sequence[Drafted],
-    min_judged: int,
+    config: LearnerConfig,
 ) -> Outcome:
     """Whether an adapter is kept: better than the one in use, worse nowhere, nor than none at all.
 
     Better and worse are what chance among responses does not explain. Two adapters are compared
-    response by response, as those differ far more from each other than adapters do.
+    response by response, as those differ far more from each other than adapters do. To be so on
+    the latest responses is enough if all together do not surely speak against it: after a change
+    of what is asked those before would hide it.
 
     Args:
-        base: What the drafter without an adapter would have drafted of held-back responses.
+        base: What the drafter without an adapter would have drafted of held-back responses, the
+            oldest first.
         before: What the version in use would have.
         after: What the adapter would have, of the same responses.
-        min_judged: Tokens without which there is no judgement.
+        config: Tokens without which there is no judgement, and how many are the latest.
     """
     found = Acceptance.of(after)
-    if found is None or found.num_tokens < min_judged:
+    if found is None or found.num_tokens < config.min_judged:
         return "continued"
     if not math.isfinite(found.mean):
         return "skipped"
     steps = [changes(reference, after) for reference in (before, base)]
-    loses = any(step.greedy.is_loss or step.sampled.is_loss for step in steps)
-    if steps[0].mean.is_better and not loses:
+    if _are_gains(steps):
         return "kept"
+    num_latest = config.num_latest
+    latest = after[-num_latest:]
+    if sum(len(right) for right, _ in latest) >= config.min_judged:
+        recent = [changes(reference[-num_latest:], latest) for reference in (before, base)]
+        if _are_gains(recent) and not any(step.is_worse for step in steps):
+            return "kept"
     if changes(base, before).mean.is_worse:
         return "withdrawn"
     return "rolled back" if any(step.mean.is_worse for step in steps) else "continued"
+
+
+def _are_gains(steps: Sequence[Changes]) -> bool:
+    """Whether a lesson gained over the version in use, the first, and lost against none."""
+    return steps[0].mean.is_better and not any(step.is_loss for step in steps)

@@ -428,7 +428,9 @@ def test_ending_does_not_wait_for_a_lesson(bundle):
         assert learner.is_due
 
 
-@pytest.mark.parametrize(("name", "value"), [("batch", 0), ("passes", 0), ("held_out_every", 1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch", 0), ("passes", 0), ("held_out_every", 1), ("new_passes", 5)]
+)
 def test_settings_that_cannot_be_are_refused(name, value):
     with pytest.raises(ConfigError, match=name):
         LearnerConfig(**{name: value})

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from omnidraft_npu.runtime.learner_changes import changes
+from omnidraft_npu.runtime.learner_config import LearnerConfig
 from omnidraft_npu.runtime.learner_judge import Acceptance
 from omnidraft_npu.runtime.learner_lesson import Lesson, judged
 
 NUM_TOKENS = 100
+CONFIG = LearnerConfig(min_judged=200, num_latest=8)
 
 
 def drafted(greedy, sampled):
@@ -79,13 +81,61 @@ def test_how_far_responses_differ_from_each_other_does_not_matter():
     ],
 )
 def test_what_chance_does_not_explain_decides(greedy, sampled, outcome):
-    assert judged(BEFORE, BEFORE, step(greedy, sampled), 200) == outcome
+    assert judged(BEFORE, BEFORE, step(greedy, sampled), CONFIG) == outcome
+
+
+SHIFTED = {"base": BEFORE * 4, "before": BEFORE * 4, "config": CONFIG}
+"""Of the 32 responses that judge the latest 8 are of another kind than the others."""
+
+
+def test_to_be_better_on_the_latest_responses_is_enough():
+    """After a change of what is asked the noise of all before would hide it."""
+    after = [*step([8, -8] * 4) * 3, *step([3] * 8)]
+    assert judged(**SHIFTED, after=after) == "kept"
+    for num_latest in (16, 32):
+        alike = SHIFTED | {"config": replace(CONFIG, num_latest=num_latest)}
+        assert judged(**alike, after=after) == "continued"
+
+
+def test_only_the_latest_have_a_say_of_their_own():
+    after = [*step([3] * 8), *step([8, -8] * 4) * 3]
+    assert judged(**SHIFTED, after=after) == "continued"
+
+
+@pytest.mark.parametrize(
+    ("old", "latest", "outcome"),
+    [
+        # All together surely lose of the mean, or of one of the two.
+        (([-2] * 8, 0.4), ([3] * 8, 0.4), "rolled back"),
+        (([-2] * 8, 0.44), ([3] * 8, 0.4), "continued"),
+        (([8, -8] * 4, 0.36), ([8] * 8, 0.43), "continued"),
+        # The latest gain one of the two for the other.
+        (([8, -8] * 4, 0.4), ([-2] * 8, 0.5), "continued"),
+        # All together may lose what chance explains.
+        (([8, -9] * 4, 0.4), ([2] * 8, 0.4), "kept"),
+    ],
+)
+def test_all_together_must_not_surely_speak_against_the_latest(old, latest, outcome):
+    assert judged(**SHIFTED, after=[*step(*old) * 3, *step(*latest)]) == outcome
+
+
+def test_the_latest_must_be_better_than_no_adapter_too():
+    base = [*step([9, -9] * 4) * 3, *step([6] * 8)]
+    after = [*step([-8, 8] * 4) * 3, *step([3] * 8)]
+    assert judged(**SHIFTED, after=after) == "kept"
+    assert judged(**SHIFTED | {"base": base}, after=after) == "continued"
+
+
+def test_the_latest_decide_nothing_by_few_tokens():
+    after = [*step([8, -8] * 4) * 3, *step([3] * 8)]
+    few = SHIFTED | {"config": replace(CONFIG, min_judged=801)}
+    assert judged(**few, after=after) == "continued"
 
 
 def test_without_tokens_enough_nothing_is_decided():
     for after in (step([1] * 8), step([-1] * 8), step([0] * 8, math.nan)):
-        assert judged(BEFORE, BEFORE, after, 801) == "continued"
-    assert judged([], [], [], 1) == "continued"
+        assert judged(BEFORE, BEFORE, after, replace(CONFIG, min_judged=801)) == "continued"
+    assert judged([], [], [], replace(CONFIG, min_judged=1)) == "continued"
 
 
 def test_a_lesson_says_what_came_of_it():
@@ -114,8 +164,8 @@ def test_a_lesson_says_what_came_of_it():
 
 def test_one_response_alone_decides_nothing():
     before, after = drafted([40], 0.4), drafted([90], 0.9)
-    assert judged(before, before, after, 50) == "continued"
-    assert judged(after, after, before, 50) == "continued"
+    assert judged(before, before, after, replace(CONFIG, min_judged=50)) == "continued"
+    assert judged(after, after, before, replace(CONFIG, min_judged=50)) == "continued"
 
 
 def test_small_losses_do_not_add_up_against_the_drafter_without_an_adapter():
@@ -123,14 +173,14 @@ def test_small_losses_do_not_add_up_against_the_drafter_without_an_adapter():
     base = BEFORE
     before = step([3, -4] * 4, 0.43)
     after = step([-1] * 8, 0.46)
-    assert judged(base, base, before, 200) == "kept"
-    assert judged(before, before, after, 200) == "kept"
-    assert judged(base, before, after, 200) == "continued"
+    assert judged(base, base, before, CONFIG) == "kept"
+    assert judged(before, before, after, CONFIG) == "kept"
+    assert judged(base, before, after, CONFIG) == "continued"
 
 
 def test_a_version_that_became_worse_than_none_is_withdrawn():
     """As where another kind of answers is held back now than when it was kept."""
     base, before = step([3] * 8), BEFORE
-    assert judged(base, before, step([1] * 8), 200) == "withdrawn"
-    assert judged(base, before, before, 200) == "withdrawn"
-    assert judged(base, before, step([4] * 8), 200) == "kept"
+    assert judged(base, before, step([1] * 8), CONFIG) == "withdrawn"
+    assert judged(base, before, before, CONFIG) == "withdrawn"
+    assert judged(base, before, step([4] * 8), CONFIG) == "kept"
