@@ -179,6 +179,16 @@ def test_a_damaged_version_is_said_and_the_others_listed(bundle, caplog):
     )
 
 
+def test_a_version_that_another_process_forgets_meanwhile_can_still_be_listed(bundle, monkeypatch):
+    """Its size was looked up in a file that was gone."""
+    records = learn(bundle).records()
+    monkeypatch.setattr(AdapterStore, "records", lambda _: records)
+    store_of(bundle).path(1).unlink()
+    shown = run("list", bundle, "--json")
+    assert shown.exit_code == 0
+    assert json.loads(shown.stdout)["adapters"][0]["bytes"] == 0
+
+
 def test_what_may_not_be_read_is_one_line(bundle, monkeypatch):
     """Where another user's `state/` was closed, `list`, `forget` and `run` ended in a trace."""
 

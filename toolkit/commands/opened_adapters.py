@@ -9,6 +9,7 @@ import click
 
 from ..bundle import Bundle, open_bundle
 from ..errors import BundleError, StateError
+from ..files import bytes_of
 from ..manifest import ModelEntry
 from ..state_folder import adapters_path, replay_path
 
@@ -58,7 +59,7 @@ class OpenedAdapters:
         path = self.store.path(record.version)
         return kept | {
             "in_use": record.version == self.store.current,
-            "bytes": path.stat().st_size,
+            "bytes": bytes_of(path),
             "path": str(path),
         }
 
