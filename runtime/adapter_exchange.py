@@ -96,7 +96,7 @@ def import_adapter(source: Path, bundle: Bundle, key: AdapterKey) -> Imported:
         tensors, kind = read_adapter(source, key), SUFFIX.removeprefix(".")
     return Imported(
         tensors=_completed(tensors, shapes, source),
-        origin=f"{kind} {source.name}",
+        origin=f"{kind} {''.join(c for c in source.name if c.isprintable())}",
         base_model=base_model,
         num_new=len(shapes.keys() - tensors.keys()),
     )

@@ -199,6 +199,15 @@ def test_what_may_not_be_read_is_one_line(bundle, monkeypatch):
     assert_one_line(run("list", bundle), 1, r"bundle/state cannot be used \(Permission denied\)")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_a_name_that_steers_a_terminal_is_recorded_without_what_steers(bundle, tmp_path):
+    learn(bundle)
+    path = tmp_path / "x\x1b[31m.onnx_adapter"
+    assert run("export", bundle, path).exit_code == 0
+    assert run("import", bundle, path).exit_code == 0
+    assert store_of(bundle).record(4).origin == "onnx_adapter x[31m.onnx_adapter"
+
+
 @pytest.mark.parametrize("name", ["for-peft", "x.onnx_adapter"])
 def test_what_is_exported_is_imported_into_another_bundle_bit_for_bit(bundle, tmp_path, name):
     learned = learn(bundle)
