@@ -111,8 +111,11 @@ class DraftLength:
         """
         expected = self._of_past(acceptance)
         matched = self._matched(num_matched) if num_matched else np.zeros_like(expected)
-        if self._costs is None:
-            return bool(expected[0] >= max(self._acceptance[0], matched[0]))
+        # What is found of answers is of those before this one: it must promise more than that
+        # the tokens cost nothing.
+        is_likelier = bool(expected[0] >= max(self._acceptance[0], matched[0]))
+        if self._costs is None or not is_likelier:
+            return is_likelier
         gain = max(self._gain_of_lookup(matched), self._switch.saved_s or 0.0)
         return self._gain_of_lookup(expected) > max(0.0, gain)
 
