@@ -23,9 +23,7 @@ class LearnerConfig:
     batch: int = 8
     """New responses that make a lesson."""
     passes: int = 4
-    """Responses that a lesson learns from, over its new ones."""
-    new_passes: int = 2
-    """Of the passes, those over the new responses themselves; the others are over older ones."""
+    """Responses that a lesson learns from, over its new ones: the others are older."""
     num_recent: int = 512
     """Responses that those others are drawn from, the latest ones."""
     num_anchors: int = 2
@@ -53,7 +51,6 @@ class LearnerConfig:
         lowest = {
             "batch": 1,
             "passes": 1,
-            "new_passes": 1,
             "num_recent": 1,
             "num_anchors": 0,
             "held_out_every": 2,
@@ -68,7 +65,3 @@ class LearnerConfig:
         for name, least in lowest.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        if self.new_passes > self.passes:
-            raise ConfigError(
-                f"new_passes is {self.new_passes}, must be at most passes, which is {self.passes}"
-            )

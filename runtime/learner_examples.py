@@ -57,9 +57,6 @@ class RecentExamples:
     ) -> Iterator[list[Example]]:
         """Rows for the training graph: of the new answers and of older ones, mixed, and anchors.
 
-        After a change of what is asked none of the older ones is like the new: so of the passes
-        those of `new_passes` are over the new ones.
-
         The same examples, new numbers and seed give the same rows.
         """
         config = self._config
@@ -67,8 +64,8 @@ class RecentExamples:
         # Sorted: one that judged once came later here than where all are read anew.
         old = sorted(number for number in self._learned if number < min(new))
         pool = old if len(old) >= len(new) else [*old, *new]
-        chosen = list(new) * config.new_passes
-        for _ in range(config.passes - config.new_passes):
+        chosen = list(new)
+        for _ in range(config.passes - 1):
             chosen += rng.choice(pool, len(new), replace=False).tolist()
         num_context = min(config.num_context, step.length // 2)
         rows = [

@@ -55,16 +55,13 @@ def test_what_judges_is_never_learned_from(recent):
     assert not {25, 30} & set(numbers(recent, new))
 
 
-@pytest.mark.parametrize("new_passes", [1, 2, 4])
-def test_half_of_a_lesson_is_new_answers_or_as_much_as_is_asked(buffer, new_passes):
-    config = CONFIG if new_passes == 2 else replace(CONFIG, new_passes=new_passes)
-    recent = RecentExamples(buffer, config)
+def test_a_lesson_learns_from_each_new_answer_once_and_thrice_as_often_from_older_ones(recent):
     recent.read(newest=0)
     new = recent.read(newest=20)
     times = Counter(numbers(recent, new))
-    assert [times.pop(number) for number in new] == [new_passes] * 8
-    assert sum(times.values()) == (4 - new_passes) * 8
-    assert max(times, default=0) <= 20
+    assert [times.pop(number) for number in new] == [1] * 8
+    assert sum(times.values()) == 3 * 8
+    assert max(times) <= 20
 
 
 def test_a_lesson_that_is_given_anew_by_another_process_has_the_same_rows(buffer):

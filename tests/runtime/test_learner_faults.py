@@ -123,7 +123,7 @@ def test_a_bundle_without_a_training_graph_does_not_learn(bundle):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("batch", 0), ("passes", 0), ("held_out_every", 1), ("new_passes", 5)]
+    ("name", "value"), [("batch", 0), ("passes", 0), ("held_out_every", 1), ("num_latest", 0)]
 )
 def test_settings_that_cannot_be_are_refused(name, value):
     with pytest.raises(ConfigError, match=name):
