@@ -123,6 +123,5 @@ class PastAnswers:
         self._tokens += token_ids
         for size in _SIZES:
             for at in range(max(first, size), len(self._tokens)):
-                ngram = tuple(self._tokens[at - size : at])
-                if self._tokens[at] != _END and _END not in ngram:
-                    self._followers[hash(ngram)] = at
+                if self._tokens[at] != _END:
+                    self._followers[hash(tuple(self._tokens[at - size : at]))] = at

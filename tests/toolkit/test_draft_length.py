@@ -184,12 +184,12 @@ def test_lookup_drafts_longer_where_it_serves_and_costs_no_drafter_pass(monkeypa
 
 def test_answers_of_before_are_drafted_from_where_they_are_likelier_than_the_drafter(monkeypatch):
     """Though they cost nothing: how far they are to be trusted was found in other answers."""
-    world = World(monkeypatch, draft_s=0.1, target_s=line(1.0, 0.01))
+    world = World(monkeypatch, draft_s=0.5, target_s=line(1.0, 0.0))
     world.control.begin_round(8)
     assert [world.control.prefers_past(p, 0) for p in (0.3, 0.9)] == [False, True]
     world.decode()
     world.control.begin_round(8)
-    found = [world.control.prefers_past(p, 0) for p in (0.1, 0.3, 0.95)]
+    found = [world.control.prefers_past(p, 0) for p in (0.1, 0.45, 0.95)]
     assert found == [False, False, True]
     assert not world.control.prefers_past(0.7, 4)
     assert world.control.past_length(0.95) == (8, "budget")

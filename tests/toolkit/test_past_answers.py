@@ -48,6 +48,7 @@ def test_answers_are_bounded_and_the_oldest_go():
     for i in range(100):
         past.add([1000 * i + j for j in range(19)])
         assert len(past) <= 200
+        assert past.after([1000 * max(0, i - 3), 1000 * max(0, i - 3) + 1], 1) is not None
         assert past.after([1000 * i, 1000 * i + 1], 3).token_ids == tuple(
             1000 * i + j for j in (2, 3, 4)
         )

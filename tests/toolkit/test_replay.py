@@ -53,6 +53,9 @@ def test_examples_that_came_after_one_can_be_read_alone(buffer):
     later = list(buffer.numbered(after=numbers[2]))
     assert [number for number, _ in later] == numbers[3:]
     np.testing.assert_array_equal(later[0][1].pieces, example(3).pieces)
+    for last in (0, 2, 9):
+        latest = [number for number, _ in buffer.numbered(last=last)]
+        assert latest == numbers[max(0, 5 - last) :]
 
 
 def test_the_oldest_go_where_the_bytes_would_not_suffice(tmp_path):
