@@ -80,7 +80,7 @@ def export_bundle(
     output = output.resolve()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(output.with_name(f".{output.name}.lock"), lambda: _refuse(output)):
+        with exclusive(output.parent / f".{output.name}.lock", lambda: _refuse(output)):
             check_output(output, force)
             stages = Stages(partial_folder(output), _identity(request))
             _export(request, stages, output, progress)
@@ -97,7 +97,8 @@ def export_bundle(
 
 def partial_folder(output: Path) -> Path:
     """Where an export to `output` is made, and where its finished stages stay if it stops."""
-    return output.with_name(output.name + ".partial")
+    output = output.resolve()
+    return output.parent / f"{output.name}.partial"
 
 
 def _refuse(output: Path) -> None:

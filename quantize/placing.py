@@ -14,14 +14,16 @@ def check_output(output: Path, force: bool) -> None:
     """Refuse an output that cannot or must not be replaced; mend what a crash left of one.
 
     Raises:
-        ExportError: it is a mount point, something else than a bundle, or a bundle that
-            `force` does not give up.
+        ExportError: it is a mount point, the current folder, something else than a bundle, or
+            a bundle that `force` does not give up.
     """
     _recover(output)
     if not output.exists():
         return
     if os.path.ismount(output):
         raise ExportError(f"{output} is a mount point: choose a folder inside it")
+    if output == Path.cwd():
+        raise ExportError(f"{output} is the folder that you are in: choose one inside it")
     if not output.is_dir() or (any(output.iterdir()) and not (output / MANIFEST).is_file()):
         raise ExportError(f"{output} exists and is not a bundle: choose another --output")
     if not force and any(output.iterdir()):
@@ -60,4 +62,4 @@ def _recover(output: Path) -> None:
 
 
 def _replaced(output: Path) -> Path:
-    return output.with_name(output.name + ".replaced")
+    return output.parent / f"{output.name}.replaced"

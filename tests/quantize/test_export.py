@@ -283,6 +283,14 @@ def test_a_mount_point_is_refused_before_any_work(checkpoints, tmp_path, monkeyp
     assert "mount point" in only_error(export(checkpoints, tmp_path / "mount"))
 
 
+def test_the_current_folder_and_the_root_are_refused(checkpoints, tmp_path, monkeypatch):
+    """They have no name to make another beside them: it was a trace."""
+    monkeypatch.chdir(tmp_path)
+    assert "that you are in" in only_error(export(checkpoints, "."))
+    assert not list(tmp_path.iterdir())
+    assert only_error(export(checkpoints, "/"))
+
+
 def test_two_targets_of_one_name_are_refused(checkpoints, tmp_path):
     result = export(checkpoints, tmp_path / "bundle", "--target", str(checkpoints / "target"))
     assert "two targets" in only_error(result, code=2)
