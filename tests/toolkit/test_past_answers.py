@@ -46,7 +46,7 @@ def test_a_draft_is_what_a_search_of_every_answer_finds(texts, context, k):
 def test_answers_are_bounded_and_the_oldest_go():
     past = PastAnswers(max_tokens=200)
     for i in range(100):
-        past.add([1000 * i + j for j in range(19)])
+        past.add([1000 * i + j for j in range(16)])
         assert len(past) <= 200
         assert past.after([1000 * max(0, i - 3), 1000 * max(0, i - 3) + 1], 1) is not None
         assert past.after([1000 * i, 1000 * i + 1], 3).token_ids == tuple(
@@ -54,7 +54,7 @@ def test_answers_are_bounded_and_the_oldest_go():
         )
     kept = [i for i in range(100) if past.after([1000 * i, 1000 * i + 1], 1) is not None]
     assert kept == list(range(kept[0], 100))
-    assert 4 <= len(kept) <= 10
+    assert 4 <= len(kept) <= 11
     assert len(past._followers) <= 3 * len(past)
 
 
