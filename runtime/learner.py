@@ -106,8 +106,8 @@ class Learner:
 
     @property
     def num_new(self) -> int:
-        """Answers to learn from that no lesson has learned from yet."""
-        return len(self._examples.read(self._progress.newest))
+        """Answers that the next lesson will have for new."""
+        return len(self._new())
 
     @property
     def is_due(self) -> bool:
@@ -124,7 +124,7 @@ class Learner:
             BundleError: the training graph does not fit the drafter.
         """
         started = time.perf_counter()
-        new = self._examples.read(self._progress.newest)
+        new = self._new()
         if len(new) < self.config.batch:
             return None
         try:
@@ -137,6 +137,13 @@ class Learner:
             self._recall()
             raise
         return replace(lesson, seconds=time.perf_counter() - started)
+
+    def _new(self) -> list[int]:
+        """Numbers of the answers that no lesson has learned from yet, the latest ones.
+
+        They are many where an adapter of another rank, or none that is whole, was learned before.
+        """
+        return self._examples.read(self._progress.newest)[-self.config.max_new :]
 
     def cancel(self) -> None:
         """Let an update that another thread is in end at once, to be done anew later."""

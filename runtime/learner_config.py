@@ -22,6 +22,8 @@ class LearnerConfig:
     before it gains some."""
     batch: int = 8
     """New responses that make a lesson."""
+    max_new: int = 32
+    """New responses that one lesson learns from, the latest ones; the others count as older."""
     passes: int = 4
     """Responses that a lesson learns from, over its new ones: the others are older."""
     num_recent: int = 512
@@ -50,6 +52,7 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         lowest = {
             "batch": 1,
+            "max_new": self.batch,
             "passes": 1,
             "num_recent": 1,
             "num_anchors": 0,

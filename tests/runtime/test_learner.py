@@ -87,6 +87,17 @@ def test_learning_in_two_processes_is_learning_in_one(learning_original, tmp_pat
         np.testing.assert_array_equal(tensor, adapter.lora[name])
 
 
+def test_a_lesson_begins_with_the_latest_where_nothing_is_known_of_many_answers(bundle):
+    """One lesson was over all that were ever kept: hours, and none of it stayed if broken off."""
+    pair = opened(bundle)
+    with open_learner(pair, replace(FAST, max_new=4), threads=1) as learner:
+        answer_all(Session(pair), learner)
+        assert learner.num_new == 4 < len(PROMPTS) // FAST.held_out_every
+        lesson = learner.step()
+        assert lesson.num_examples == 4
+        assert not learner.is_due
+
+
 def test_what_drafts_worse_is_rolled_back(bundle, monkeypatch):
     """Uphill instead of downhill."""
     with monkeypatch.context() as context:
