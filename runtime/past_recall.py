@@ -12,8 +12,8 @@ from omnidraft_npu.state_folder import replay_path
 
 logger = logging.getLogger(__name__)
 
-NUM_RECALLED = 256
-"""Answers at most; to read them takes some tenths of a second."""
+NUM_RECALLED = 128
+"""Answers at most; to read them takes about a quarter of a second."""
 
 
 def replay_of(bundle: Bundle, target: ModelEntry) -> ReplayBuffer:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEFAULT_MAX_TOKENS = 32_768
-"""Of all answers together, some 270 of usual length; they take about 10 MB in memory."""
+"""Of all answers together, some 270 of usual length; they take about 7 MB in memory."""
 
 _SIZES = (2, 4, 6)
 """Tokens of the n-grams that are looked for; the longest that is found counts."""
