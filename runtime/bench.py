@@ -92,7 +92,8 @@ def measure(
         threads: Threads of one operator.
         proposer, draft_mode: What drafts, and how; see `open_session`.
         devices: Where they run.
-        state: Folder with the `state/` to use; None for the bundle's own.
+        state: Folder with the `state/` to use; None for the bundle's own, whose kept answers
+            are not drafted from.
         earlier: An adapter to compare with the one in use.
         repeats: Responses to each prompt.
         report: Told of progress.
@@ -116,6 +117,9 @@ def measure(
         devices=devices,
         state=state,
     )
+    if state is None:
+        # What is kept in the bundle may answer the very prompts that are measured.
+        session = Session(session.pair.with_adapter(session.pair.adapter.adapter))
     session.make_room(max(map(len, prompts)))  # as `encode` did for the target alone
     sessions = [session]
     if earlier is not None:

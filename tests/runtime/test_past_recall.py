@@ -1,5 +1,6 @@
 """What was answered before is drafted from, in this process and in later ones, until forgotten."""
 
+import json
 import shutil
 from collections import Counter
 
@@ -115,3 +116,17 @@ def test_a_state_that_cannot_be_read_is_said_and_drafting_goes_on(bundle, caplog
     assert len(recall_past(buffer)) == 0
     assert "Permission denied" in caplog.text
     assert isinstance(recall_past(None), PastAnswers)
+
+
+def test_a_measurement_is_not_flattered_by_kept_answers_to_its_prompts(bundle, tmp_path):
+    first = answer_all(opened(bundle))
+    assert accepted_of_past(answer_all(opened(bundle))) > accepted_of_past(first)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": one, "task": "t"}) + "\n" for one in PROMPTS))
+    arguments = ["--prompts", str(prompts), "--raw", "--threads", "1", "--repeats", "1"]
+    lengths = ["--draft-length", "4", "--max-new-tokens", "24"]
+    result = CliRunner().invoke(cli, ["bench", "-b", str(bundle), *arguments, *lengths, "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert len(rows) == len(PROMPTS)
+    assert not any(row["by_proposer"].get("past") for row in rows)
