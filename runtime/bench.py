@@ -117,13 +117,14 @@ def measure(
         devices=devices,
         state=state,
     )
+    # What is kept in the bundle may answer the very prompts that are measured.
+    forgetful = session.pair.without_past()
     if state is None:
-        # What is kept in the bundle may answer the very prompts that are measured.
-        session = Session(session.pair.with_adapter(session.pair.adapter.adapter))
+        session = Session(forgetful)
     session.make_room(max(map(len, prompts)))  # as `encode` did for the target alone
     sessions = [session]
     if earlier is not None:
-        sessions.append(Session(session.pair.with_adapter(earlier)))
+        sessions.append(Session(forgetful.with_adapter(earlier)))
     drafted = {
         k: _measure_setting(
             sessions,

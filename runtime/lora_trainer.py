@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -93,7 +93,7 @@ class TrainingStep:
         Raises:
             ConfigError: it was exported before there was this loss.
         """
-        if not _is_among(self._inputs, loss):
+        if loss == "overlap" and _OVERLAP not in self._inputs:
             raise ConfigError(
                 f"{self._path} was exported before there was a loss `overlap`: export the bundle "
                 "again"
@@ -269,15 +269,11 @@ class LoraTrainer:
 
 
 def has_loss(path: Path, loss: Loss) -> bool:
-    """Whether a training graph has a loss, as `TrainingStep.check`, without opening it."""
-    import onnx
+    """Whether a training graph has a loss, as `TrainingStep.check`, without opening it.
 
-    graph = onnx.load(path, load_external_data=False).graph
-    return _is_among({value.name for value in graph.input}, loss)
-
-
-def _is_among(inputs: Collection[str], loss: Loss) -> bool:
-    return loss != "overlap" or _OVERLAP in inputs
+    An input's name stands in the file as it is; to import onnx would take .13 s of every start.
+    """
+    return loss != "overlap" or _OVERLAP.encode() in path.read_bytes()
 
 
 def new_adapter(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:

@@ -113,10 +113,14 @@ class OpenedPair:
         return replace(self, target=_with_graphs(target, target.roomier()))
 
     def with_adapter(self, adapter: Adapter) -> "OpenedPair":
-        """This pair with this adapter for good, and without answers of before."""
+        """This pair with this adapter for good."""
         fixed = AdapterInUse()
         fixed.adapter = adapter
-        return replace(self, adapter=fixed, past=PastAnswers())
+        return replace(self, adapter=fixed)
+
+    def without_past(self) -> "OpenedPair":
+        """This pair without answers of before, which conversations with it do not add to."""
+        return replace(self, past=PastAnswers())
 
     def new_ngrams(self) -> NgramCache | None:
         """The learned spellings as they are saved now; None where none are learned."""
@@ -198,7 +202,10 @@ def open_pair(
             past=recall_past(buffer),
             bundle=bundle,
         )
-    encoder, target_encoder = _encoder(drafter), _encoder(opened)
+    encoder = _encoder(drafter)
+    # A target of many tokens takes a second to make one.
+    has_text = draft_mode in ("auto", "text")
+    target_encoder = _encoder(opened) if has_text or buffer is not None else None
     trie, learned = None, None
     if draft_mode in ("auto", "full", "paper"):
         trie = SpellingTrie.load(bundle.path(spelling_path(opened.entry)), **hashes)
@@ -217,7 +224,7 @@ def open_pair(
         encoder=encoder,
         trie=trie,
         learned=learned,
-        target_encoder=target_encoder if draft_mode in ("auto", "text") else None,
+        target_encoder=target_encoder if has_text else None,
         proposer=proposer,
         rule="paper" if draft_mode == "paper" else "lossless",
         adapter=adapter,

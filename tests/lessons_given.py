@@ -1,14 +1,13 @@
 """A tiny bundle's drafter that learns from answers: what tests of learning share."""
 
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
-from omnidraft_npu.replay import ReplayBuffer
 from omnidraft_npu.runtime.adamw import AdamWConfig
 from omnidraft_npu.runtime.learner_config import LearnerConfig
 from omnidraft_npu.runtime.learner_opening import open_learner
 from omnidraft_npu.runtime.lora_trainer import TrainingStep
 from omnidraft_npu.runtime.opened_pair import open_pair
+from omnidraft_npu.runtime.past_recall import replay_of
 from omnidraft_npu.runtime.session import Session
-from omnidraft_npu.state_folder import replay_path
 
 FAST = LearnerConfig(
     batch=4,
@@ -39,8 +38,7 @@ def answer_all(session, learner, prompts=PROMPTS):
 
 def examples_of(bundle, target="target"):
     pair = opened(bundle, target)
-    hashes = f"{pair.drafter.entry.tokenizer_sha256}-{pair.target.entry.tokenizer_sha256}"
-    return list(ReplayBuffer(folder=replay_path(bundle, target), pair=hashes).examples())
+    return list(replay_of(pair.bundle, pair.target.entry).examples())
 
 
 def teach(bundle, config=FAST, rounds=2):

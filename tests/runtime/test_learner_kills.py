@@ -14,8 +14,8 @@ import pytest
 
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.files import sha256_of
-from omnidraft_npu.replay import ReplayBuffer
 from omnidraft_npu.runtime.opened_pair import open_pair
+from omnidraft_npu.runtime.past_recall import replay_of
 from omnidraft_npu.runtime.session import Session
 from omnidraft_npu.state_folder import learning, replay_path
 
@@ -90,8 +90,7 @@ def kill_learners(bundle, num_kills, seed):
         forking.stdin.close()
     assert {p: sha256_of(p) for p in exported} == exported
     pair = open_pair(bundle, threads=1)
-    hashes = f"{pair.drafter.entry.tokenizer_sha256}-{pair.target.entry.tokenizer_sha256}"
-    buffer = ReplayBuffer(folder=replay_path(bundle, "target"), pair=hashes)
+    buffer = replay_of(pair.bundle, pair.target.entry)
     assert len(list(buffer.examples())) == len(buffer) >= said.num_examples > 0
     return said
 
