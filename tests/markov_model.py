@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.config import DecodeConfig, SamplingConfig
+from omnidraft_npu.speculative import generate
+
 
 class MarkovModel:
     """A causal model with a table for weights, which also checks how its cache is used.
@@ -59,3 +62,33 @@ class MarkovModel:
     def _row(self) -> int:
         seen = self.cache[-self.history :]
         return sum(token * 31**i for i, token in enumerate(reversed(seen))) % len(self.table)
+
+
+def first_tokens_against_law(proposer, target, prompt, *, num_texts=8_000):
+    """Sample texts, and count their first two tokens.
+
+    Args:
+        proposer: Of drafts for a target of 3 tokens.
+        target: A `MarkovModel` without history.
+        prompt: Ends with token 0.
+
+    Returns:
+        The chi-square statistic of 8 degrees of freedom against the target's own law, and the
+        proposers that served rounds.
+    """
+    odds = np.exp(target.table)
+    law = odds / odds.sum(1, keepdims=True)
+    counts, sources = np.zeros((3, 3)), set()
+    for seed in range(num_texts):
+        config = DecodeConfig(
+            max_new_tokens=3,
+            max_draft_tokens=2,
+            sampling=SamplingConfig(temperature=1.0, seed=seed),
+        )
+        target.rewind(0)
+        rounds = list(generate(proposer, target, prompt, config))
+        text = [i for one in rounds for i in one.verdict.token_ids]
+        sources |= {one.source for one in rounds}
+        counts[text[0], text[1]] += 1
+    expected = law[0][:, None] * law * counts.sum()
+    return ((counts - expected) ** 2 / expected).sum(), sources
