@@ -10,6 +10,7 @@ from omnidraft_npu.precision import Precision
 from .architecture import DecoderConfig
 from .cpu_weights import CpuWeights
 from .graph_writer import MICROSOFT, Dimension, GraphWriter
+from .head_padding import HeadPadding, padded_head_dim
 from .input_sizes import RandomTokens
 from .lora_branch import LoraBranches
 from .rotary import rotary_tables
@@ -36,6 +37,7 @@ class CpuDecoderGraph:
         self._tensors = tensors
         self._graph = graph
         self._weights = CpuWeights(graph, precision)
+        self._head_padding = HeadPadding(graph, config.head_dim)
         self._context_length = context_length
         self._lora = LoraBranches(graph, config, rank=lora_rank, modules=lora_modules)
         self._has_hidden_states = has_hidden_states
@@ -83,8 +85,8 @@ class CpuDecoderGraph:
         for name, rope in (("rope", config.rope), ("local_rope", config.local_rope)):
             if rope is not None:
                 cos, sin = rotary_tables(rope, config.head_dim, self._context_length)
-                self._graph.tensor(f"{name}.cos", cos)
-                self._graph.tensor(f"{name}.sin", sin)
+                self._graph.tensor(f"{name}.cos", self._head_padding.table(cos))
+                self._graph.tensor(f"{name}.sin", self._head_padding.table(sin))
 
     def _embed(self, ids: str, embedding: Floats) -> str:
         embedded = self._weights.embed(ids, embedding, "embed_tokens")
@@ -109,7 +111,8 @@ class CpuDecoderGraph:
         if config.has_qk_norm:
             for j, name in enumerate(("q_norm", "k_norm")):
                 inputs[j] = self._norm_heads(inputs[j], f"{at}.{name}", layer, heads[j])
-        attended = self._attend(inputs, index)
+        padded = self._head_padding.pad(inputs, f"{at}.attention_input")
+        attended = self._head_padding.cut(self._attend(padded, index))
         projected = self._project(attended, index, "o", layer, sizes)
         if not config.has_sandwich_norms:
             return projected
@@ -121,7 +124,8 @@ class CpuDecoderGraph:
         is_sliding = config.layer_types[index] == "sliding"
         rope = "local_rope" if is_sliding and config.local_rope is not None else "rope"
         window = config.sliding_window if is_sliding and config.sliding_window else -1
-        cache: list[Dimension] = ["batch", config.num_kv_heads, "past", config.head_dim]
+        head_dim = padded_head_dim(config.head_dim)
+        cache: list[Dimension] = ["batch", config.num_kv_heads, "past", head_dim]
         past = [
             graph.input(f"past_key_values.{index}.{part}", np.float32, cache)
             for part in ("key", "value")
@@ -240,7 +244,8 @@ class CpuDecoderGraph:
         head = None if config.has_tied_head else self._tensors("lm_head")
         self._weights.head(rows, "logits", head, config.num_logits, tied="embed_tokens")
         graph.output("logits", np.float32, ["batch", "num_rows", config.num_logits])
-        cache: list[Dimension] = ["batch", config.num_kv_heads, "present", config.head_dim]
+        head_dim = padded_head_dim(config.head_dim)
+        cache: list[Dimension] = ["batch", config.num_kv_heads, "present", head_dim]
         for i in range(config.num_layers):
             for part in ("key", "value"):
                 graph.output(f"present.{i}.{part}", np.float32, cache)

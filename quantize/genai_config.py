@@ -7,6 +7,7 @@ from typing import Any
 from omnidraft_npu.files import write_json
 
 from .architecture import DecoderConfig
+from .head_padding import padded_head_dim
 
 
 def write_genai_config(
@@ -48,7 +49,7 @@ def _model(
         "decoder": {
             "session_options": {"log_severity_level": 3, "provider_options": []},
             "filename": "model.onnx",
-            "head_size": config.head_dim,
+            "head_size": padded_head_dim(config.head_dim),
             "hidden_size": config.hidden_size,
             "num_attention_heads": config.num_heads,
             "num_key_value_heads": config.num_kv_heads,

@@ -22,6 +22,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2-untied": ("qwen2", {"tie_word_embeddings": False}),
     "gemma3-untied": ("gemma3_text", {"tie_word_embeddings": False}),
+    "llama-heads-of-100": ("llama", {"head_dim": 100, "attention_bias": True}),
+    "gemma3-heads-of-40": ("gemma3_text", {"head_dim": 40}),
 }
 TOLERANCE = 1e-4
 """Of the range of the logits."""

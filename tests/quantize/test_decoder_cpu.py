@@ -109,7 +109,7 @@ def test_a_lora_of_zeros_changes_nothing(models, build, rng, variant, precision)
 
 
 @pytest.mark.parametrize("modules", [MODULES, ("q_proj", "down_proj")])
-@pytest.mark.parametrize("variant", ["llama-biases", "gemma3_text"])
+@pytest.mark.parametrize("variant", ["llama-biases", "gemma3_text", "llama-heads-of-100"])
 def test_a_lora_is_the_same_as_merged_weights(models, build, rng, variant, modules):
     model = models(variant)
     ids = random_ids(rng, 15)
@@ -122,7 +122,23 @@ def test_a_lora_is_the_same_as_merged_weights(models, build, rng, variant, modul
     assert np.abs(rows - model.logits(ids)).max() > 0.05 * np.ptp(rows)
 
 
-@pytest.mark.parametrize("variant", ["llama3-scaled", "qwen2-untied", "gemma3_text"])
+@pytest.mark.parametrize("head_dim", [2, 8, 14, 24, 72, 120])
+@pytest.mark.parametrize("variant", ["qwen3", "mistral-sliding"])
+def test_heads_need_not_be_multiples_of_16(models, build, rng, variant, head_dim):
+    """GroupQueryAttention takes no other sizes; OpenLLaMA-3B has 100, danube3-4b 120."""
+    model = models(variant, head_dim=head_dim, num_hidden_layers=2)
+    ids = random_ids(rng, 24)
+    expected = model.logits(ids)
+    graph = build(model)
+
+    assert_close(graph.run_in_pieces(ids, [15, 1, 5, 3]), expected)
+    error = build(model, precision="int8").run(ids) - expected
+    assert np.sqrt((error**2).mean()) < 0.05 * expected.std()
+
+
+@pytest.mark.parametrize(
+    "variant", ["llama3-scaled", "qwen2-untied", "gemma3_text", "gemma3-heads-of-40"]
+)
 def test_an_int8_graph_is_its_dequantised_weights_up_to_8_bit_activations(
     models, build, rng, variant
 ):
