@@ -215,7 +215,8 @@ def _in_state(pair: OpenedPair, state: Path) -> OpenedPair:
     assert pair.bundle is not None
     assert pair.drafter is not None
     bundle = dataclasses.replace(pair.bundle, elsewhere=state)
-    adapter = open_adapter(bundle, pair.target.entry, pair.drafter.graph.lora_inputs)
+    adapter = open_adapter(bundle, pair.target.entry)
+    adapter.load(pair.drafter.graph.lora_inputs)
     return dataclasses.replace(pair, bundle=bundle, adapter=adapter)
 
 

@@ -74,20 +74,10 @@ class AdapterInUse:
         self.adapter = adapter
 
 
-def open_adapter(
-    bundle: Bundle, target: ModelEntry, inputs: Mapping[str, tuple[int, ...]]
-) -> AdapterInUse:
-    """The adapter of a target in a bundle.
-
-    Args:
-        bundle: The bundle.
-        target: What is drafted for.
-        inputs: Shapes of the LoRA inputs of the graph that will draft.
-    """
+def open_adapter(bundle: Bundle, target: ModelEntry) -> AdapterInUse:
+    """The adapters of a target in a bundle; none is loaded yet."""
     graph = bundle.manifest.drafter.graphs.get("cpu")
     if graph is None or not graph.lora_rank:
         return AdapterInUse()
     key = AdapterKey.of(bundle, target)
-    found = AdapterInUse(AdapterStore(adapters_path(bundle.state_root, target.name), key))
-    found.load(inputs)
-    return found
+    return AdapterInUse(AdapterStore(adapters_path(bundle.state_root, target.name), key))

@@ -60,6 +60,8 @@ class LearnedSpellings:
 
     direct: Spellings
     store: NgramStore
+    is_recalled: bool = True
+    """Whether it starts from what is saved, or from `direct` alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +125,12 @@ class OpenedPair:
         return replace(self, past=PastAnswers())
 
     def new_ngrams(self) -> NgramCache | None:
-        """The learned spellings as they are saved now; None where none are learned."""
+        """What learned spellings start from; None where none are learned."""
         if self.drafter is None or self.encoder is None or self.learned is None:
             return None
         cache = NgramCache(self.encoder, self.target.vocabulary, self.learned.direct)
-        cache.add(self.learned.store.load())
+        if self.learned.is_recalled:
+            cache.add(self.learned.store.load())
         return cache
 
     def new_proposer(self, ngrams: NgramCache | None = None) -> Proposer | None:
@@ -175,6 +178,7 @@ def open_pair(
     draft_mode: DraftMode = "auto",
     devices: DeviceConfig = DEFAULT_DEVICES,
     state: Path | None = None,
+    recalls: bool = True,
 ) -> OpenedPair:
     """The models of a bundle that a conversation needs; see `open_session`."""
     bundle = replace(open_bundle(bundle_path), elsewhere=state)
@@ -186,12 +190,14 @@ def open_pair(
     if not has_drafter:
         return OpenedPair(target=opened, drafter=None, proposer=proposer)
     drafter = _open_model(bundle, bundle.manifest.drafter, devices.draft_device, **settings)
-    adapter = open_adapter(bundle, opened.entry, drafter.graph.lora_inputs)
+    adapter = open_adapter(bundle, opened.entry)
+    if recalls:
+        adapter.load(drafter.graph.lora_inputs)
     hashes = {
         "drafter_sha256": drafter.entry.tokenizer_sha256,
         "target_sha256": opened.entry.tokenizer_sha256,
     }
-    has_past = proposer == "cascade" and drafter.entry.training is not None
+    has_past = recalls and proposer == "cascade" and drafter.entry.training is not None
     buffer = replay_of(bundle, opened.entry) if has_past else None
     if hashes["drafter_sha256"] == hashes["target_sha256"]:
         return OpenedPair(
@@ -217,7 +223,7 @@ def open_pair(
             store = NgramStore(
                 path=ngrams_path(bundle.state_root, opened.entry.name), key=PairKey(**hashes)
             )
-            learned = LearnedSpellings(direct=direct, store=store)
+            learned = LearnedSpellings(direct=direct, store=store, is_recalled=recalls)
     return OpenedPair(
         target=opened,
         drafter=drafter,

@@ -215,6 +215,7 @@ def open_session(
     draft_mode: DraftMode = "auto",
     devices: DeviceConfig = DEFAULT_DEVICES,
     state: Path | None = None,
+    recalls: bool = True,
 ) -> Session:
     """A conversation with a target of a bundle, and the bundle's drafter at its side.
 
@@ -232,6 +233,8 @@ def open_session(
             which only greedy decoding makes exact.
         devices: Where they run.
         state: Folder with the `state/` to use; None for the bundle's own.
+        recalls: Whether to draft with what earlier runs left there: an adapter, kept answers,
+            learned spellings. Without it sampled text depends on nothing but the seed.
 
     Raises:
         DeviceError: the NPU was insisted on and cannot be had.
@@ -248,6 +251,7 @@ def open_session(
         draft_mode=draft_mode,
         devices=devices,
         state=state,
+        recalls=recalls,
     )
     return Session(pair)
 

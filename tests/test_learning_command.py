@@ -4,6 +4,7 @@ import json
 import os
 import stat
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -11,6 +12,7 @@ from omnidraft_npu.cli import cli
 from omnidraft_npu.runtime import learner_opening
 from omnidraft_npu.runtime.learner import Learner
 from omnidraft_npu.runtime.lora_trainer import TrainingStep
+from omnidraft_npu.runtime.opened_pair import open_pair
 from omnidraft_npu.state_folder import learning, replay_path
 
 
@@ -22,6 +24,16 @@ def bundle(learning_copy):
 def run(bundle, *arguments, prompt="the small drafter"):
     options = ["-b", str(bundle), "--max-new-tokens", "24", "--raw", "--threads", "1"]
     return CliRunner().invoke(cli, ["run", *options, prompt, *arguments])
+
+
+def add_adapter(bundle):
+    """An adapter of large random values, in use from now on."""
+    pair = open_pair(bundle, threads=1)
+    rng = np.random.default_rng(3)
+    shapes = pair.drafter.graph.lora_inputs
+    tensors = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+    store = pair.adapter.store
+    store.use(store.add(tensors, parent=store.current).version)
 
 
 def examples(bundle):
@@ -44,6 +56,35 @@ def test_the_eighth_answer_is_followed_by_a_lesson(bundle):
     assert lessons == [8]  # One of these nine was held back.
     assert "held-back acceptance" in said[8].stderr
     assert said[8].stdout == run(bundle, "--no-learn", prompt="number 8 and").stdout
+
+
+@pytest.mark.parametrize("mode", ["auto", "cache", "paper"])
+def test_a_seeded_run_gives_the_same_text_whatever_earlier_runs_left(bundle, mode):
+    """Kept answers, an adapter, learned spellings and measured times all change what is drawn."""
+    sampled = ["--temperature", "1.5", "--seed", "7", "--draft-mode", mode]
+
+    def text(*arguments):
+        said = run(bundle, *sampled, *arguments)
+        assert said.exit_code == 0, said.output
+        return said.stdout
+
+    first = text()
+    for n in range(9):
+        assert run(bundle, *sampled[:2], prompt=f"number {n} and").exit_code == 0
+    add_adapter(bundle)
+    assert text() == first
+    assert text("--no-learn") == first
+    assert text("--draft-length", "auto") == first
+    forgotten = CliRunner().invoke(cli, ["adapters", "forget", str(bundle), "--yes"])
+    assert forgotten.exit_code == 0
+    assert text() == first
+
+
+def test_an_automatic_draft_length_that_a_seed_fixes_is_reported(bundle):
+    said = run(bundle, "--temperature", "1", "--seed", "7", "--draft-length", "auto")
+    assert said.stderr.count("--draft-length auto depends on measured times") == 1
+    for others in (["--seed", "7"], ["--temperature", "1", "--seed", "7"]):
+        assert "measured times" not in run(bundle, *others).stderr
 
 
 def test_json_stays_one_document(bundle):

@@ -12,7 +12,7 @@ from ..config import MAX_ADAPTED_LENGTH, Device, DeviceConfig
 DraftLengthChoice = int | Literal["auto"]
 
 SEEDED_LENGTH = 4
-"""Draft length where a seed fixes what is drawn."""
+"""Draft length where a seed fixes the sampled text, which measured times must not change."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -73,12 +73,20 @@ def parse_draft_length(text: str) -> DraftLengthChoice:
     return "auto" if text.strip() == "auto" else int(text)
 
 
-def default_draft_length(*, temperature: float, seed: int | None) -> DraftLengthChoice:
-    """Where none is given: `auto`, unless a seed is to give the same text again.
+def repeatable_draft_length(
+    choice: DraftLengthChoice | None, *, temperature: float, seed: int | None
+) -> DraftLengthChoice:
+    """The draft length to use: never `auto` where a seed fixes the sampled text.
 
-    What is drawn in a round depends on the length of its draft, and that on measured times.
+    What is drawn in a round depends on the length of its draft, and `auto` on measured times.
+
+    Args:
+        choice: What was given; None for the default.
+        temperature, seed: How the text is sampled.
     """
-    return SEEDED_LENGTH if temperature > 0 and seed is not None else "auto"
+    if temperature > 0 and seed is not None and choice in (None, "auto"):
+        return SEEDED_LENGTH
+    return "auto" if choice is None else choice
 
 
 def draft_length_fields(length: DraftLengthChoice) -> dict[str, Any]:
@@ -106,7 +114,7 @@ draft_length_option = click.option(
     metavar="auto|INTEGER",
     callback=_one_draft_length,
     help="Drafter tokens proposed in each round; `auto`: as many as pay by measured times. "
-    f"[default: auto; {SEEDED_LENGTH} where a --seed fixes the text, which times would change]",
+    f"[default: auto; with --seed and a temperature always a number, {SEEDED_LENGTH} for auto]",
 )
 
 
@@ -210,7 +218,7 @@ def sampling_options(command: Command) -> Command:
                 show_default=True,
                 help="Above 1 makes tokens that were there before less likely.",
             ),
-            click.option("--seed", type=int, help="Of the random numbers."),
+            click.option("--seed", type=int, help="Random seed for sampling."),
         )
     ):
         command = option(command)

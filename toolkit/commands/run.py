@@ -12,11 +12,11 @@ import click
 from ..errors import ConfigError, PromptError
 from .decoding_options import (
     bundle_options,
-    default_draft_length,
     device_options,
     draft_length_fields,
     draft_length_option,
     drafting_options,
+    repeatable_draft_length,
     sampling_options,
 )
 from .learning import give_lesson, learning_session
@@ -82,7 +82,8 @@ def command(
     The text goes to stdout as it is written, statistics to stderr. PROMPT may come from a
     file, as it is, or from stdin, less one line end after it. Greedy decoding gives exactly
     what the target alone would write, and sampling draws from exactly the target's
-    probabilities.
+    probabilities. With --seed the same command gives the same text again on the same machine
+    and version: it drafts with nothing that earlier runs left in the bundle.
 
     Where the bundle's drafter can learn, it learns from every eight answers, on this machine
     and after they were written. What is kept lies in the bundle's `state/`: numbers of tokens
@@ -96,8 +97,14 @@ def command(
     """
     from ..config import DecodeConfig, SamplingConfig
 
-    if draft_length is None:
-        draft_length = default_draft_length(temperature=temperature, seed=seed)
+    given_length = draft_length
+    draft_length = repeatable_draft_length(given_length, temperature=temperature, seed=seed)
+    if given_length == "auto" != draft_length:
+        click.echo(
+            f"--draft-length auto depends on measured times, which would change the text of a "
+            f"--seed: {draft_length} is used",
+            err=True,
+        )
     config = DecodeConfig(
         max_new_tokens=max_new_tokens,
         **draft_length_fields(draft_length),
@@ -125,6 +132,7 @@ def command(
         proposer=proposer,
         draft_mode=draft_mode,
         devices=devices,
+        recalls=seed is None,
     )
     if draft_mode == "paper" and temperature > 0 and not no_draft:
         click.echo(
