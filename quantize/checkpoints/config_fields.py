@@ -1,7 +1,6 @@
 """Typed access to a configuration document that names the field in every complaint."""
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omnidraft_npu.errors import CheckpointError
@@ -9,6 +8,8 @@ from omnidraft_npu.errors import CheckpointError
 TRY_OPTIMUM = "try --exporter optimum"
 
 _LARGEST = 2**31 - 1
+_FLOAT32 = (2.0**-126, 2.0**127)
+"""Magnitudes that a float32 holds in full precision."""
 
 
 class ConfigFields:
@@ -22,6 +23,10 @@ class ConfigFields:
         self._other_way = other_way
         self.source = source
         """What to call the document in an error."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of all fields."""
+        return iter(self._document)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value as it is, `default` where there is none."""
@@ -45,10 +50,10 @@ class ConfigFields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """A number above zero of a magnitude that float32 has."""
         value = self.get(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= sys.float_info.max:
+        if not is_number or not _FLOAT32[0] <= value <= _FLOAT32[1]:
             raise self._invalid(name, value, "a number above zero")
         return float(value)
 

@@ -11,23 +11,46 @@ from omnidraft_npu.errors import CheckpointError
 
 from ..architecture import Activation, DecoderConfig, LayerType
 from .config_fields import TRY_OPTIMUM, ConfigFields
+from .config_keys import check_keys
 from .hf_rope import rope_configs
 
 SUPPORTED = "llama (vicuna too), mistral, qwen2, qwen3 and gemma3 text"
 
 # What transformers assumes where a file is silent; published gemma3 files leave most fields out.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False},
-    "mistral": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "sliding_window": 4096},
-    "qwen2": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "sliding_window": 4096},
-    "qwen3": {
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
+_COMMON: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+_QWEN = _COMMON | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _COMMON
+    | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
+    "mistral": _COMMON
+    | {
+        "vocab_size": 32000,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
         "sliding_window": 4096,
-        "head_dim": 128,
     },
+    "qwen2": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
     "gemma3_text": {
         "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
@@ -48,16 +71,6 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 _LAYER_TYPES: dict[str, LayerType] = {"full_attention": "full", "sliding_attention": "sliding"}
-
-# Fields that change what is computed wherever they are set, and what they would ask for.
-_REFUSED = {
-    "num_experts": "a mixture of experts",
-    "num_local_experts": "a mixture of experts",
-    "attn_logit_softcapping": "softcapping of attention scores",
-    "final_logit_softcapping": "softcapping of logits",
-    "use_bidirectional_attention": "attention that is not causal",
-    "use_mrope": "multimodal rotary positions",
-}
 
 
 def decoder_config(
@@ -80,18 +93,8 @@ def decoder_config(
             field is missing or has an impossible value.
     """
     fields = _fields_of_text_model(document, source, other_way)
-    if quantised := fields.get("quantization_config"):
-        raise fields.unsupported(
-            "quantization_config",
-            quantised,
-            "a checkpoint that is already quantised",
-            other_way="use the original one",
-        )
-    for name, meaning in _REFUSED.items():
-        value = fields.get(name)
-        if value:
-            raise fields.unsupported(name, value, meaning)
     family = fields.text("model_type")
+    check_keys(fields, family)
     is_gemma = family == "gemma3_text"
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
@@ -103,7 +106,7 @@ def decoder_config(
         )
     head_dim = _head_dim(fields, hidden_size, num_heads)
     layer_types, window = _attention_kinds(fields, num_tensors)
-    rope, local_rope = rope_configs(fields)
+    rope, local_rope = rope_configs(fields, head_dim)
     has_bias = family in ("llama", "qwen3", "gemma3_text") and fields.flag("attention_bias")
     return DecoderConfig(
         architecture=family,
@@ -114,7 +117,7 @@ def decoder_config(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         num_logits=fields.count("vocab_size"),
-        context_length=fields.count("max_position_embeddings"),
+        context_length=_context_length(fields, 1.0 if is_gemma else rope.linear_factor),
         norm_eps=fields.number("rms_norm_eps"),
         rope=rope,
         local_rope=local_rope if "sliding" in layer_types else None,
@@ -141,12 +144,13 @@ def _fields_of_text_model(document: Mapping[str, Any], source: str, other_way: s
             raise CheckpointError(
                 f"{source}: model_type 'gemma3' without a text_config; get the file again"
             )
-        shared = {
-            k: document[k] for k in ("tie_word_embeddings", "quantization_config") if k in document
-        }
-        document = shared | dict(text) | {"model_type": "gemma3_text"}
         model_type = "gemma3_text"
-    if not isinstance(model_type, str) or model_type not in _DEFAULTS:
+        outer = ConfigFields(document, source, other_way=other_way)
+        check_keys(outer, model_type)
+        # The head belongs to the whole model: its own field decides, whatever the text part has.
+        tied = {"tie_word_embeddings": outer.get("tie_word_embeddings", True)}
+        document = dict(text) | tied | {"model_type": model_type}
+    if not isinstance(model_type, str) or model_type not in DEFAULTS:
         raise CheckpointError(
             f"{source}: model_type {model_type!r} is not supported; supported are {SUPPORTED}. "
             "For another causal LM use --exporter optimum"
@@ -159,7 +163,19 @@ def _fields_of_text_model(document: Mapping[str, Any], source: str, other_way: s
             f"{source}: architectures {classes} is not a causal language model; "
             "use a checkpoint that generates text"
         )
-    return ConfigFields(_DEFAULTS[model_type] | dict(document), source, other_way=other_way)
+    return ConfigFields(DEFAULTS[model_type] | dict(document), source, other_way=other_way)
+
+
+def _context_length(fields: ConfigFields, linear_factor: float) -> int:
+    """Tokens the model is made for; linear scaling stretches what it was trained for.
+
+    Configurations of Gemma 3 name the stretched length already.
+
+    Source:
+        vLLM, `_get_and_verify_max_len`.
+    """
+    trained = fields.count("max_position_embeddings")
+    return min(int(trained * max(1.0, linear_factor)), 2**31 - 1)
 
 
 def _head_dim(fields: ConfigFields, hidden_size: int, num_heads: int) -> int:
@@ -213,15 +229,12 @@ def _usual_kinds(fields: ConfigFields, num_layers: int) -> tuple[LayerType, ...]
     """What the family does where `layer_types` is silent."""
     match fields.text("model_type"):
         case "gemma3_text":
-            # transformers 5 writes the field with an underscore.
-            period = fields.count(
-                "sliding_window_pattern", fields.count("_sliding_window_pattern", 6)
-            )
+            period = fields.count("sliding_window_pattern", 6)
             return tuple("sliding" if (i + 1) % period else "full" for i in range(num_layers))
         case "mistral":
             first_sliding = num_layers if fields.get("sliding_window") is None else 0
         case "qwen2" | "qwen3" if _has_window(fields):
-            first_sliding = fields.count("max_window_layers", 28, least=0)
+            first_sliding = fields.count("max_window_layers", least=0)
         case _:
             first_sliding = num_layers
     return tuple("sliding" if i >= first_sliding else "full" for i in range(num_layers))

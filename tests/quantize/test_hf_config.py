@@ -184,6 +184,8 @@ def test_the_sparse_text_part_of_a_multimodal_gemma_is_completed():
         (GEMMA, {"use_bidirectional_attention": True}, "not causal"),
         (GEMMA, {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
         (GEMMA, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "gemma3"),
+        (GEMMA, {"rope_scaling": {"type": "linear", "factor": 8.0}}, "only some versions"),
+        (LLAMA, {"rope_parameters": {"full_attention": {}}}, "for each kind of layer"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused_by_name(document, fields, message):
@@ -214,12 +216,65 @@ def test_what_would_be_computed_wrongly_is_refused_by_name(document, fields, mes
         ({"hidden_act": ["relu"]}, r"hidden_act is \['relu'\]"),
         ({"hidden_size": 2**31}, "at most 2147483647"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000.*above zero"),
-        ({"rope_parameters": {"full_attention": "x"}}, "full_attention is 'x', it should be an"),
+        (
+            {"rope_theta": 1e-9, "rope_scaling": {"type": "linear", "factor": 1e-36}},
+            r"rope_theta 1e-09 and factor 1e-36 give rotary frequencies that are not finite",
+        ),
+        ({"rope_theta": 1e300}, r"rope_theta is 1e\+300"),
     ],
 )
 def test_a_field_that_cannot_be_is_named_with_its_value(fields, message):
     with pytest.raises(CheckpointError, match=message):
         read(LLAMA, **fields)
+
+
+def test_rotary_parameters_of_a_kind_of_layer_are_an_object():
+    with pytest.raises(CheckpointError, match="full_attention is 'x', it should be an object"):
+        read(GEMMA, rope_parameters={"full_attention": "x"})
+
+
+def test_the_original_length_beside_rotary_parameters_goes_first():
+    """Phi writes it there, and transformers gives it priority; nothing else shows the mistake."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+
+    def read_length(**fields):
+        return read(LLAMA, **fields).rope.llama3.original_context_length
+
+    assert read_length(rope_scaling=scaling) == 64
+    assert read_length(rope_scaling=scaling, original_max_position_embeddings=512) == 512
+    assert read_length(rope_parameters=scaling, original_max_position_embeddings=512) == 512
+    del scaling["original_max_position_embeddings"]
+    assert read_length(rope_scaling=scaling) == 4096
+
+
+def test_rope_scaling_replaces_rope_parameters_as_in_transformers():
+    parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+
+    both = read(LLAMA, rope_parameters=parameters, rope_scaling={"type": "linear", "factor": 3.0})
+    assert both.rope == RopeConfig(base=1e4, linear_factor=3.0)
+    assert read(LLAMA, rope_parameters=parameters, rope_scaling={}).rope.base == 5e5
+
+
+def test_linear_scaling_stretches_the_context_but_for_gemma3():
+    """Vicuna 16k has 4,096 positions and a factor of 4; Gemma 3 4B has 131,072 and 8."""
+    linear = {"rope_type": "linear", "factor": 4.0}
+
+    assert read(LLAMA, rope_scaling=linear).context_length == 16384
+    assert read(LLAMA, rope_scaling=linear | {"factor": 0.5}).context_length == 4096
+    assert read(GEMMA, rope_scaling=linear).context_length == 131072
+
+
+def test_the_head_of_a_multimodal_gemma_is_tied_by_the_outer_field():
+    document = {"model_type": "gemma3", "text_config": GEMMA | {"tie_word_embeddings": False}}
+
+    assert read(document).has_tied_head
+    assert not read(document, tie_word_embeddings=False).has_tied_head
 
 
 def test_more_layers_than_tensors_are_refused_before_any_is_looked_at():
