@@ -22,6 +22,7 @@ HAS_WHEELS_EVERYWHERE = {
     "click",
     "filelock",
     "jinja2",
+    "msgspec",
     "numpy",
     "onnx",
     "onnxruntime",
