@@ -151,18 +151,25 @@ def test_the_prompt_may_come_from_an_argument_a_file_or_stdin(bundle, tmp_path):
     assert all(r["token_ids"] == results[0]["token_ids"] for r in results)
 
 
-def test_one_line_end_after_a_prompt_on_stdin_is_left_out(bundle, tmp_path):
+def test_a_prompt_is_the_same_from_a_file_and_from_stdin_less_one_line_end(bundle, tmp_path):
+    path = tmp_path / "prompt.txt"
+
     def ids(*arguments, stdin=None):
         return document(run(bundle, *arguments, "--json", stdin=stdin))["token_ids"]
 
+    def both(data):
+        path.write_bytes(data)
+        from_file = ids("-f", str(path))
+        assert ids(stdin=data) == from_file
+        return from_file
+
     plain, ended = ids("two"), ids("two\n")
     assert plain != ended
-    for line_end in (b"\n", b"\r\n"):
-        assert ids(stdin=b"two" + line_end) == plain
-    assert ids(stdin=b"two\n\n") == ended
-    (tmp_path / "prompt.txt").write_bytes(b"two\n")
-    assert ids("-f", str(tmp_path / "prompt.txt")) == ended
+    assert both(b"two") == both(b"two\n") == both(b"two\r\n") == plain
+    assert both(b"two\n\n") == ended
     assert "stdin is empty" in run(bundle, stdin=b"\n").stderr
+    path.write_bytes(b"\n")
+    assert "prompt.txt is empty" in run(bundle, "-f", str(path)).stderr
 
 
 def test_a_byte_order_mark_is_not_part_of_a_prompt(bundle, tmp_path, monkeypatch):

@@ -1,27 +1,29 @@
 """`omnidraft-npu`: the command line. Commands are imported when they are called."""
 
-import errno
+import contextlib
 import importlib
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import click
 
 from . import __version__
 from .errors import OmniDraftError
+from .printing import EchoHandler, echo, one_line
+from .system_errors import describe_system_error, is_about_output
 
 EXIT_INTERRUPTED = 130
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a place that takes no more output answers; never a bug of ours."""
 
 
 class _OneLine(click.ClickException):
-    """One of the toolkit's own errors, as the command line shows it."""
+    """An error that the user can fix, as the command line shows it."""
 
-    def __init__(self, error: OmniDraftError) -> None:
-        super().__init__(" ".join(str(error).split()))
-        self.exit_code = error.exit_code  # type: ignore[misc]  # click has it as a class variable
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(one_line(message))
+        self.exit_code = exit_code  # type: ignore[misc]  # click has it as a class variable
 
 
 class _Group(click.Group):
@@ -59,15 +61,20 @@ class _Group(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(self.COMMANDS.items()))
 
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _printable_usage_errors():
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _printable_usage_errors():
+                return super().invoke(ctx)
         except OmniDraftError as error:
-            raise _OneLine(error) from error
+            raise _OneLine(str(error), error.exit_code) from error
         except (KeyboardInterrupt, click.Abort, ImportError) as error:
             if isinstance(error, ImportError) and not _is_interruption(error):
                 raise
-            click.echo("interrupted", err=True)
+            echo("interrupted", err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from error
         except BrokenPipeError:
             # The reader of our output is gone: nothing is left to say.
@@ -77,23 +84,23 @@ class _Group(click.Group):
     def main(self, *args: Any, **options: Any) -> Any:
         try:
             return super().main(*args, **options)
-        except PermissionError as error:
-            click.echo(
-                f"Error: {error.filename or 'a file'} cannot be used ({error.strerror}): change "
-                "who may read and write it, or name another place",
-                err=True,
-            )
-            sys.exit(OmniDraftError.exit_code)
-        except OSError as error:
-            if error.errno not in _UNWRITABLE:
+        except (OSError, UnicodeEncodeError, RuntimeError) as error:
+            message = describe_system_error(error)
+            if message is None:
                 raise
-            _give_up_stdout()
-            click.echo(
-                f"Error: the output cannot be written ({error.strerror}): send it elsewhere, "
-                "or free some space",
-                err=True,
-            )
+            if is_about_output(error):
+                _give_up_stdout()
+            echo(f"Error: {one_line(message)}", err=True)
             sys.exit(OmniDraftError.exit_code)
+
+
+@contextlib.contextmanager
+def _printable_usage_errors() -> Iterator[None]:
+    """Let click's own messages repeat no value that is long or not printable."""
+    try:
+        yield
+    except click.UsageError as error:
+        raise click.UsageError(one_line(error.format_message()), error.ctx) from error
 
 
 def _is_interruption(error: BaseException | None) -> bool:
@@ -126,3 +133,4 @@ def cli() -> None:
             stream.reconfigure(
                 encoding="utf-8", errors="strict" if stream is sys.stdin else "replace"
             )
+    logging.basicConfig(format="%(message)s", handlers=[EchoHandler()])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import PromptError
+from .prompt_text import decode_prompt, read_prompt_file, without_line_end
 from .text.unicode import is_unicode
 
 BUILTIN_FILE = "bench_prompts.jsonl"
@@ -40,24 +41,17 @@ def read_prompts(path: Path) -> list[TaskPrompt]:
     """The prompts of a file, in its order.
 
     Args:
-        path: UTF-8. A `.txt` file is one prompt; any other has a JSON object a line, with
-            `prompt` and, where results are to be grouped, `task`. Empty lines are skipped.
+        path: UTF-8. A `.txt` file is one prompt, less one line end after it; any other has a
+            JSON object a line, with `prompt` and, where results are to be grouped, `task`. Empty
+            lines are skipped.
 
     Raises:
         PromptError: the file is missing, not UTF-8 or holds no prompt, or a row is not such
             an object; the message names its line.
     """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise PromptError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{path} is not UTF-8 text (byte {error.start} is "
-            f"0x{error.object[error.start]:02x}): convert it first"
-        ) from error
+    text = decode_prompt(read_prompt_file(path), str(path))
     if path.suffix == ".txt":
-        prompts = [TaskPrompt(prompt=text)] if text.strip() else []
+        prompts = [TaskPrompt(prompt=without_line_end(text))] if text.strip() else []
     else:
         prompts = list(_read_rows(text, str(path)))
     if not prompts:

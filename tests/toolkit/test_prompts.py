@@ -34,7 +34,7 @@ def test_rows_keep_their_order_text_and_task(tmp_path):
 
 def test_a_text_file_is_one_prompt(tmp_path):
     (tmp_path / "p.txt").write_text('{"prompt": 1}\n\nend\n')
-    assert read_prompts(tmp_path / "p.txt") == [TaskPrompt(prompt='{"prompt": 1}\n\nend\n')]
+    assert read_prompts(tmp_path / "p.txt") == [TaskPrompt(prompt='{"prompt": 1}\n\nend')]
 
 
 def test_the_first_of_each_task_are_kept_in_order():

@@ -9,6 +9,7 @@ import click
 
 from ..bundle import MANIFEST
 from ..errors import ConfigError, StateError
+from ..printing import echo
 from ..state_folder import adapters_path, bytes_learned, erase_learned, learning
 from .opened_adapters import OpenedAdapters, print_json, print_table
 
@@ -58,10 +59,10 @@ def list_(bundle: Path, target: str | None, as_json: bool) -> None:
     if adapters:
         print_table(adapters)
     else:
-        click.echo(f"no adapter for {opened.target.name} yet")
-    click.echo(f"{replay['examples']:,} examples to learn from, {replay['bytes']:,} bytes")
+        echo(f"no adapter for {opened.target.name} yet")
+    echo(f"{replay['examples']:,} examples to learn from, {replay['bytes']:,} bytes")
     if opened.is_training():
-        click.echo("one adapter is under training: a version as soon as it drafts better")
+        echo("one adapter is under training: a version as soon as it drafts better")
 
 
 @command.command()
@@ -89,13 +90,13 @@ def show(bundle: Path, version: int | None, target: str | None, as_json: bool) -
         return
     print_table([facts])
     key, has_head = record.key, any(name.startswith("head.") for name in shapes)
-    click.echo(
+    echo(
         f"for {opened.target.name} (tokenizer {key.target_tokenizer_sha256[:12]}) and drafter "
         f"{opened.bundle.manifest.drafter.name} (weights {key.drafter_sha256[:12]})"
     )
     if misfit := opened.store.misfit(record):
-        click.echo(f"of no use here: {misfit}")
-    click.echo(
+        echo(f"of no use here: {misfit}")
+    echo(
         f"{len(shapes)} tensors of rank {key.rank}, "
         f"{'with' if has_head else 'without'} an acceptance head: {facts['path']}"
     )
@@ -153,7 +154,7 @@ def export(
         base_model = base_model or str(with_drafter.resolve())
     with _writing(output):
         export_adapter(output, tensors, opened.bundle, opened.store.key, base_model=base_model)
-    click.echo(f"wrote {output}: version {number} for {opened.target.name}", err=True)
+    echo(f"wrote {output}: version {number} for {opened.target.name}", err=True)
 
 
 @command.command(name="import")
@@ -180,17 +181,17 @@ def import_(bundle: Path, source: Path, target: str | None) -> None:
             opened.store.use(record.version)
         except OSError as error:
             raise opened.unwritable(error) from error
-    click.echo(f"version {record.version} is in use for {opened.target.name}", err=True)
+    echo(f"version {record.version} is in use for {opened.target.name}", err=True)
     if found.base_model:
-        click.echo(
+        echo(
             f"it says that it was trained on {found.base_model[:200]!r}, this drafter came from "
             f"{opened.bundle.manifest.drafter.source}: if they are not the same model, roll back",
             err=True,
         )
     if found.num_new:
-        click.echo(f"{found.num_new} tensors that it lacks start anew", err=True)
+        echo(f"{found.num_new} tensors that it lacks start anew", err=True)
     if not found.has_head:
-        click.echo("it brings no acceptance head", err=True)
+        echo("it brings no acceptance head", err=True)
 
 
 @command.command()
@@ -219,7 +220,7 @@ def rollback(bundle: Path, version: int | None, target: str | None) -> None:
             raise opened.unwritable(error) from error
     now = f"version {version}" if version else "no adapter"
     then = f"version {before}" if before else "none"
-    click.echo(f"{now} is in use for {opened.target.name}, before it was {then}", err=True)
+    echo(f"{now} is in use for {opened.target.name}, before it was {then}", err=True)
 
 
 @command.command()
@@ -246,7 +247,7 @@ def forget(bundle: Path, target: str | None, yes: bool) -> None:
         _ask(f"Erase {what}?")
     with learning(bundle, name):
         erase_learned(bundle, name)
-    click.echo(f"erased {what}", err=True)
+    echo(f"erased {what}", err=True)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError
+from ..printing import echo_json
 from .bench_learning import check_apart, learning_state, measure_learning, print_learning
 from .bench_output import document_of, print_table, tell_differences, write_plot
 from .decoding_options import (
@@ -207,7 +207,7 @@ def command(
             )
             document["projection"] = projection.to_json()
     if as_json:
-        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        echo_json(document)
     else:
         print_table(document)
         if learned:

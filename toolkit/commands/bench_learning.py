@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from ..errors import PromptError
+from ..printing import echo
 from ..prompts import TaskPrompt
 from .measuring import encode_prompts
 from .progress import stage_progress
@@ -90,7 +89,7 @@ def measure_learning(
         coming = stream(session, ids, config(length), LearnerConfig(loss=loss), threads=threads)
         _follow(coming, len(prompts), streamed)
     except KeyboardInterrupt:
-        click.echo(
+        echo(
             f"the stream ends after {len(streamed)} of {len(prompts)} prompts: what was learned "
             "is measured now, another Ctrl-C leaves that out",
             err=True,
@@ -101,7 +100,7 @@ def measure_learning(
     try:
         result = measure(earlier)
     except KeyboardInterrupt:
-        click.echo("what was learned is not measured", err=True)
+        echo("what was learned is not measured", err=True)
     else:
         assert result.earlier is not None, "an earlier adapter was measured too"
         before = report(dataclasses.replace(result, drafted=result.earlier))
@@ -131,12 +130,12 @@ def _follow(one_by_one: "Iterator[Streamed]", total: int, streamed: "list[Stream
             streamed.append(one)
             done = len(streamed)
             if one.lesson is not None:
-                click.echo(f"prompt {done}: {one.lesson}", err=True)
+                echo(f"prompt {done}: {one.lesson}", err=True)
             if done % WINDOW == 0 or done == total:
                 latest = streamed[(done - 1) // WINDOW * WINDOW :]
                 left = (time.perf_counter() - started) / done * (total - done)
                 figures = _figures(window_figures(latest))
-                click.echo(f"{done} of {total}: {figures}; {left / 60:.0f} min left", err=True)
+                echo(f"{done} of {total}: {figures}; {left / 60:.0f} min left", err=True)
             report("learning", done, total)
 
 

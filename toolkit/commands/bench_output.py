@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from ..errors import StoreError
+from ..printing import echo
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.bench import BenchResult
@@ -102,7 +101,7 @@ def tell_differences(document: dict[str, Any]) -> None:
     rows = [row for found in (document, *again) for row in found["rows"]]
     wrong = [row for row in rows if row["is_equal"] is False]
     if wrong:
-        click.echo(
+        echo(
             f"{len(wrong)} of {len(rows)} texts differ from the target's own: "
             "run `omnidraft-npu verify` on these prompts",
             err=True,
@@ -122,4 +121,4 @@ def write_plot(document: dict[str, Any], path: Path) -> None:
         (plot_learning if "learning" in document else plot_bench)(document, path)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
-    click.echo(f"wrote {path}", err=True)
+    echo(f"wrote {path}", err=True)

@@ -1,7 +1,6 @@
 """`omnidraft-npu cache`: the spellings that draft mode `cache` has learned."""
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..bridge.ngram_file import NgramStore, PairKey, ngrams_path, read_entries
 from ..bundle import Bundle, open_bundle
 from ..errors import BundleError, ConfigError
 from ..manifest import ModelEntry
+from ..printing import echo, echo_json
 
 _bundle = click.argument("bundle", type=click.Path(path_type=Path))
 _target = click.option("--target", help="Which target of the bundle [default: the first].")
@@ -88,22 +88,22 @@ def show(bundle: Path, target: str | None, top: int, as_json: bool) -> None:
     }
     if as_json:
         document = {"schema_version": 1, **facts, "most_used": merges}
-        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        echo_json(document)
         return
     if not len(entries):
-        click.echo(
+        echo(
             f"nothing learned for {opened.target.name} yet: decode with `omnidraft-npu run "
             "--draft-mode cache`"
         )
         return
-    click.echo(
+    echo(
         f"{opened.target.name}: {len(entries):,} entries, {entries.nbytes:,} of "
         f"{opened.store.max_bytes:,} bytes; {facts['hits']:,} hits, "
         f"{uses:,} uses with the first of each"
     )
     for one in merges:
-        pieces = " + ".join(map(_quoted, one["pieces"]))
-        click.echo(f"{one['uses']:>8,}  {_quoted(one['token'])} = {pieces}")
+        pieces = " + ".join(f"'{piece}'" for piece in one["pieces"])
+        echo(f"{one['uses']:>8,}  '{one['token']}' = {pieces}")
 
 
 @command.command()
@@ -125,10 +125,10 @@ def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
     added = []
     for other in others:
         path = ngrams_path(other, opened.target.name) if other.is_dir() else other
-        if not path.exists():
+        if not path.is_file():
             raise BundleError(
-                f"{path} does not exist: name a cache file, or a bundle that has learned "
-                f"something for {opened.target.name}"
+                f"{path} does not exist or is not a file: name a cache file, or a bundle that has "
+                f"learned something for {opened.target.name}"
             )
         entries, key = read_entries(path)
         if key != opened.store.key:
@@ -138,7 +138,7 @@ def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
             )
         added.append(entries)
     before, after = opened.change(lambda saved: functools.reduce(NgramEntries.merged, added, saved))
-    click.echo(f"{len(after):,} entries, {before:,} before", err=True)
+    echo(f"{len(after):,} entries, {before:,} before", err=True)
 
 
 @command.command()
@@ -161,7 +161,7 @@ def prune(bundle: Path, max_bytes: int, target: str | None) -> None:
         raise ConfigError(f"max_bytes is {max_bytes}, must not be negative: use --max-bytes 0")
     opened = _Opened.of(bundle, target)
     before, kept = opened.change(lambda saved: saved.pruned(max_bytes))
-    click.echo(f"kept {len(kept):,} of {before:,} entries, {kept.nbytes:,} bytes", err=True)
+    echo(f"kept {len(kept):,} of {before:,} entries, {kept.nbytes:,} bytes", err=True)
 
 
 def _most_used(opened: _Opened, entries: NgramEntries, top: int) -> list[dict[str, Any]]:
@@ -188,9 +188,3 @@ def _most_used(opened: _Opened, entries: NgramEntries, top: int) -> list[dict[st
 def _text(data: bytes) -> str:
     """Bytes for people: text, with escapes for what is no text."""
     return data.decode(errors="backslashreplace")
-
-
-def _quoted(text: str) -> str:
-    """In quotes, without line breaks and the like."""
-    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return f"'{''.join(shown)}'"

@@ -3,14 +3,13 @@
 import hashlib
 from pathlib import Path
 
-import click
-
 from ..bundle import Bundle, open_bundle
 from ..drafters import DEFAULT_DRAFTER, packaged_drafter
 from ..errors import BundleError, ConfigError, StoreError
 from ..files import sha256_of
 from ..locks import exclusive
 from ..lora import DEFAULT_RANK
+from ..printing import echo
 from ..store.builtin_models import find_builtin
 from ..store.local import store_folder
 from .pull import fetch_model
@@ -57,7 +56,7 @@ def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
             # Asked again: another process may have made it meanwhile.
             if (reason := _reason_to_make(bundle)) is not None:
                 if reason:
-                    click.echo(reason, err=True)
+                    echo(reason, err=True)
                 _make(bundle, target, accept_terms)
                 _name_older(bundle, target)
     except OSError as error:
@@ -112,7 +111,7 @@ def _name_older(bundle: Path, target: str) -> None:
     """Name what was made for other drafters: it is used no more, but may have learned something."""
     for older in sorted(bundle.parent.glob(f"{target}*/")):
         if older.name != bundle.name:
-            click.echo(
+            echo(
                 f"{older} was made with another drafter or version and is used no more: "
                 "delete it to free its space, or go on with it by --bundle",
                 err=True,
@@ -120,7 +119,7 @@ def _name_older(bundle: Path, target: str) -> None:
 
 
 def _say_busy() -> None:
-    click.echo("another process is making the default bundle: waiting for it", err=True)
+    echo("another process is making the default bundle: waiting for it", err=True)
 
 
 def _make(bundle: Path, target: str, accept_terms: bool) -> None:

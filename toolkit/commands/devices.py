@@ -1,10 +1,11 @@
 """`omnidraft-npu devices`: the chips known, and what is known of them."""
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING
 
 import click
+
+from ..printing import echo, echo_json
 
 if TYPE_CHECKING:
     from ..chips.table import Chip
@@ -31,7 +32,7 @@ def command(verbose: bool, as_json: bool) -> None:
             {**dataclasses.asdict(chip), "is_too_old": chip.is_too_old} for chip in all_chips()
         ]
         document = {"schema_version": 1, "sources": sources(), "chips": chips}
-        click.echo(json.dumps(document, indent=2))
+        echo_json(document)
         return
     _show(all_chips())
     if verbose:
@@ -55,7 +56,7 @@ def _show(chips: "tuple[Chip, ...]") -> None:
             _compiled_as(chip),
         )
     table_console().print(table)
-    click.echo("–: not claimed by the source")
+    echo("–: not claimed by the source")
 
 
 def _claim(ability: bool | None) -> str:
@@ -73,12 +74,14 @@ def _compiled_as(chip: "Chip") -> str:
 
 
 def _show_origins(chips: "tuple[Chip, ...]", sources: dict[str, str]) -> None:
-    click.echo("\nSources:")
+    echo()
+    echo("Sources:")
     for key, text in sources.items():
-        click.echo(f"  {key}: {text}")
-    click.echo("\nChips:")
+        echo(f"  {key}: {text}")
+    echo()
+    echo("Chips:")
     for chip in chips:
         names = ", ".join((*chip.aliases, *chip.figures))
-        click.echo(f"  {chip.key} ({chip.source})" + (f": {names}" if names else ""))
+        echo(f"  {chip.key} ({chip.source})" + (f": {names}" if names else ""))
         for note in chip.notes:
-            click.echo(f"    {note}")
+            echo(f"    {note}")

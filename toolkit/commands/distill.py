@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..printing import echo
 from ..prompts import TaskPrompt, read_prompts
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def command(
     try:
         progress = distill(request, _Lines())
     except KeyboardInterrupt:
-        click.echo(f"whole parts are kept in {output}: go on with --resume", err=True)
+        echo(f"whole parts are kept in {output}: go on with --resume", err=True)
         raise
     if progress is None:
         return
@@ -148,7 +149,7 @@ def command(
     if progress.best >= 0:
         best = f", best held-out acceptance {progress.best:.3f} (mean over tasks)"
     drafter = shlex.quote(str(output / "drafter"))
-    click.echo(
+    echo(
         f"{drafter}: {progress.step} steps, {progress.seen_pieces} pieces{best}. "
         f"Next: omnidraft-npu export --drafter {drafter} --target {shlex.quote(target)} -o bundle",
         err=True,
@@ -171,7 +172,7 @@ class _Lines:
         shown.last = done
         left = f", {rate:.0f} a second, {_left((total - done) / rate)}" if rate > 0 else ""
         unit = _UNITS.get(name, "")
-        click.echo(f"{name}: {done:,} of {total:,}{unit}{left if done < total else ''}", err=True)
+        echo(f"{name}: {done:,} of {total:,}{unit}{left if done < total else ''}", err=True)
 
     def training(self, progress: "Progress", loss: float, seconds_left: float) -> None:
         """Loss, the last held-out acceptance, time left."""
@@ -180,7 +181,7 @@ class _Lines:
         if not (shown.is_due() or is_new or seconds_left <= 0):
             return
         self._looks = len(progress.curve)
-        click.echo(
+        echo(
             f"training: step {progress.step}, {progress.seen_pieces:,} pieces, loss {loss:.3f}"
             f"{_acceptance(progress)}, {_left(seconds_left)}",
             err=True,

@@ -1,9 +1,10 @@
 """`omnidraft-npu doctor`: what of the NPU works on this machine."""
 
 import dataclasses
-import json
 
 import click
+
+from ..printing import echo, echo_json
 
 
 @click.command(name="doctor")
@@ -28,7 +29,7 @@ def command(as_json: bool) -> None:
         findings.append(finding)
         if not as_json:
             fix = f": {finding.fix}" if finding.fix else ""
-            click.echo(f"{finding.status:<5} {finding.name}: {finding.found}{fix}")
+            echo(f"{finding.status:<5} {finding.name}: {finding.found}{fix}")
     is_ok = all(finding.status != "wrong" for finding in findings)
     if as_json:
         document = {
@@ -36,6 +37,6 @@ def command(as_json: bool) -> None:
             "is_ok": is_ok,
             "findings": [dataclasses.asdict(finding) for finding in findings],
         }
-        click.echo(json.dumps(document, indent=2))
+        echo_json(document)
     if not is_ok:
         raise click.exceptions.Exit(1)

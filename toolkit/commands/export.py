@@ -1,6 +1,5 @@
 """`omnidraft-npu export`: from checkpoints to a bundle."""
 
-import json
 import logging
 import shlex
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from ..precision import Precision
+from ..printing import echo, echo_json
 from .htp_options import htp_options, read_htp_options
 
 if TYPE_CHECKING:
@@ -107,7 +107,6 @@ def command(
     from .progress import stage_progress
     from .resuming import telling_how_to_resume
 
-    logging.basicConfig(format="%(message)s")
     logging.getLogger("omnidraft_npu").setLevel(logging.INFO)
     options = read_htp_options(**npu)
     htp = htp_request(options)
@@ -155,11 +154,11 @@ def _say(done: "ExportReport", as_json: bool) -> None:
             "seconds": done.seconds,
             "peak_rss_bytes": peak,
         }
-        click.echo(json.dumps(document, indent=2))
+        echo_json(document)
         return
     parts = [f"{name} {size_text(size)}" for name, size in sizes]
     memory = f", peak memory {size_text(peak)}" if peak is not None else ""
-    click.echo(
+    echo(
         f"{done.bundle.root}: {', '.join(parts)}; {done.seconds:.1f} s{memory}. "
         f'Next: omnidraft-npu run -b {shlex.quote(str(done.bundle.root))} "…"',
         err=True,

@@ -1,12 +1,12 @@
 """`omnidraft-npu inspect`: what is in a bundle."""
 
-import json
 from pathlib import Path
 
 import click
 
 from ..bundle import Bundle, open_bundle
 from ..manifest import HtpEntry, ModelEntry, TrainingEntry
+from ..printing import echo, echo_json
 
 
 @click.command(name="inspect")
@@ -23,7 +23,7 @@ def command(bundle: Path, verify: bool, as_json: bool) -> None:
     """
     opened = open_bundle(bundle, verify=verify)
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, **opened.manifest.to_json()}, indent=2))
+        echo_json({"schema_version": 1, **opened.manifest.to_json()})
         return
     _show(opened)
 
@@ -50,18 +50,18 @@ def _show(bundle: Bundle) -> None:
         if model.htp is not None:
             recipe, slots = f"htp {model.htp.precision}", f"{model.htp.context_length:,}"
             table.add_row("", "", "", recipe, "", slots, "", "")
-    click.echo(f"{bundle.root} (format {manifest.format_version})")
+    echo(f"{bundle.root} (format {manifest.format_version})")
     table_console().print(table)
     for _, model in models:
         if model.training is not None:
-            click.echo(f"{model.name} learns: {_training_text(model.training)}")
+            echo(f"{model.name} learns: {_training_text(model.training)}")
         if model.htp is not None:
-            click.echo(f"{model.name} on the NPU: {_htp_text(model.htp)}")
+            echo(f"{model.name} on the NPU: {_htp_text(model.htp)}")
             calibration = model.htp.calibration or "nothing: its activations are floats"
-            click.echo(f"  calibrated on {calibration}")
-            click.echo(f"  quantisation: {_quality_text(model.htp)}")
+            echo(f"  calibrated on {calibration}")
+            echo(f"  quantisation: {_quality_text(model.htp)}")
     total = sum(entry.size for entry in manifest.files.values())
-    click.echo(
+    echo(
         f"{len(manifest.files)} files, {size_text(total)}, written by "
         f"omnidraft-npu {manifest.tool_version}"
     )

@@ -5,9 +5,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import click
-
 from ..errors import OmniDraftError, StateError
+from ..printing import echo
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.learner import Learner
@@ -34,7 +33,7 @@ def learning_session(session: "Session", *, threads: int | None) -> Iterator["Le
                     open_learner(session.pair, LearnerConfig(), threads=threads)
                 )
             except StateError as error:
-                click.echo(f"this answer is not learned from: {error}", err=True)
+                echo(f"this answer is not learned from: {error}", err=True)
         session.observer = learner
         ending.callback(setattr, session, "observer", None)
         yield learner
@@ -48,17 +47,15 @@ def give_lesson(learner: "Learner") -> None:
         nonlocal is_told
         if not is_told and time.perf_counter() - started > _TOLD_AFTER_S:
             is_told = True
-            click.echo(
-                f"learning from the last {learner.num_new} answers; Ctrl-C puts it off", err=True
-            )
+            echo(f"learning from the last {learner.num_new} answers; Ctrl-C puts it off", err=True)
 
     try:
         lesson = learner.step(tell)
     except KeyboardInterrupt:
-        click.echo("learning is put off: the answers are kept for the next time", err=True)
+        echo("learning is put off: the answers are kept for the next time", err=True)
         return
     except OmniDraftError as error:
-        click.echo(f"nothing was learned from the answers, they are kept: {error}", err=True)
+        echo(f"nothing was learned from the answers, they are kept: {error}", err=True)
         return
     if lesson is not None:
-        click.echo(str(lesson), err=True)
+        echo(str(lesson), err=True)

@@ -8,6 +8,7 @@ import click
 
 from ..cost_model import VERIFY_LENGTHS
 from ..errors import PromptError
+from ..printing import echo
 from ..prompts import TaskPrompt, builtin_prompts, first_of_each, read_prompts
 from .decoding_options import DraftLengthChoice
 
@@ -66,7 +67,7 @@ def encode_prompts(
         PromptError: a prompt leaves no room for a response; told before any is decoded.
     """
     if not raw and not session.has_chat_template:
-        click.echo(
+        echo(
             f"{session.target_name} has no chat template: prompts are continued as they are",
             err=True,
         )
@@ -87,12 +88,12 @@ def tell_devices(session: "Session", draft_tokens: int) -> None:
     """Say on stderr what runs on the CPU and why, and which drafts exceed the NPU's graph."""
     pair = session.pair
     if pair.notice:
-        click.echo(pair.notice, err=True)
+        echo(pair.notice, err=True)
     length = pair.target.graph.pass_length
     if pair.proposer is None or length is None or draft_tokens < length:
         return
     longer = min(draft_tokens + 1, MAX_VERIFY_LENGTH)
-    click.echo(
+    echo(
         f"--draft-length {draft_tokens}: the NPU's graph verifies {length - 1} drafts in a pass "
         f"and more take several: use --draft-length {length - 1}"
         + (f", or export with --verify-length {longer}" if longer > length else ""),

@@ -1,16 +1,14 @@
 """What the `adapters` commands work on, and how they show it."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from ..bundle import Bundle, open_bundle
 from ..errors import BundleError, StateError
 from ..files import bytes_of
 from ..manifest import ModelEntry
+from ..printing import echo_json
 from ..state_folder import adapters_path, replay_path
 
 if TYPE_CHECKING:
@@ -87,13 +85,11 @@ class OpenedAdapters:
 
 def print_json(document: dict[str, Any]) -> None:
     """The document on stdout, with its `schema_version`."""
-    click.echo(json.dumps({"schema_version": 1, **document}, ensure_ascii=False, indent=2))
+    echo_json({"schema_version": 1, **document})
 
 
 def print_table(adapters: list[dict[str, Any]]) -> None:
     """One row a version, of the facts that `OpenedAdapters.facts` gives."""
-    from rich.text import Text
-
     from .tables import make_table, table_console
 
     columns = ("version", "parent", "examples", "updates", "acceptance", "size", "origin")
@@ -108,6 +104,6 @@ def print_table(adapters: list[dict[str, Any]]) -> None:
             f"{one['num_updates']:,}",
             " to ".join(measured) if after is not None else "",
             f"{one['bytes']:,}",
-            Text(one["origin"]),
+            one["origin"],
         )
     table_console().print(table)

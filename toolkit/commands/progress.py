@@ -4,7 +4,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from ..printing import echo, printable
 from ..progress import Report
+from .tables import make_console
 
 
 @contextlib.contextmanager
@@ -13,7 +15,6 @@ def stage_progress() -> Iterator[Report]:
 
     Where stderr is not a terminal, one line is written as each stage ends.
     """
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -23,9 +24,9 @@ def stage_progress() -> Iterator[Report]:
         TimeRemainingColumn,
     )
 
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     progress = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -39,7 +40,7 @@ def stage_progress() -> Iterator[Report]:
 
     def report(stage: str, done: int, total: int) -> None:
         nonlocal latest
-        now = time.perf_counter()
+        stage, now = printable(stage), time.perf_counter()
         if stage not in tasks:
             tasks[stage] = progress.add_task(stage, total=total)
             # What is told of first when a part of it is done began as the stage before ended.
@@ -48,7 +49,7 @@ def stage_progress() -> Iterator[Report]:
         progress.update(tasks[stage], completed=done, total=total)
         if done == total and not console.is_terminal and stage in started:
             seconds = now - started.pop(stage)
-            console.print(f"{stage}: {total} done in {seconds:.1f} s", highlight=False)
+            echo(f"{stage}: {total} done in {seconds:.1f} s", err=True)
 
     with progress:
         yield report

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..errors import ConfigError
+from ..printing import echo
 
 if TYPE_CHECKING:
     from omnidraft_npu.chips.table import Chip
@@ -117,33 +118,32 @@ def print_projection(projection: "Projection") -> None:
 
     speed = projection.speed
     by_position = " ".join(f"{a:.2f}" for a in projection.acceptance_by_position)
-    click.echo(
-        f"\nA projection for {projection.chip}, not a measurement: nothing ran there. Its inputs:"
-    )
-    click.echo(
+    echo()
+    echo(f"A projection for {projection.chip}, not a measurement: nothing ran there. Its inputs:")
+    echo(
         f"  acceptance by position, measured above: {by_position}; "
         f"{projection.acceptance_after:.2f} assumed after that, and the same on the chip"
     )
-    click.echo(
+    echo(
         f"  published for {speed.device} ({speed.runtime}, w4a16, context {speed.context_length}, "
         f"{speed.num_models} models): a one-token pass takes {speed.overhead_ms:.1f} ms and "
         f"{speed.ms_per_b:.1f} ms a billion parameters; 128 tokens cost {speed.prefill_cost:.2f} "
         "of one, taken as linear between"
     )
-    click.echo(f"  source: {figures_source()}")
-    click.echo(
+    echo(f"  source: {figures_source()}")
+    echo(
         f"  target of {projection.target_b:.3g} billion parameters: {projection.target_step_ms:.1f}"
         f" ms a step; drafter of {projection.drafter_b:.3g}: {projection.draft_step_ms:.1f} ms, or "
         f"{projection.draft_step_without_overhead_ms:.1f} ms if it only had to read its weights"
     )
     sizes = {"target": projection.target_b, "drafter": projection.drafter_b}
     if small := [role for role, size in sizes.items() if size < speed.smallest_b]:
-        click.echo(
+        echo(
             f"  the smallest published model has {speed.smallest_b:.3g} billion, so what the "
             f"{' and the '.join(small)} would take is a guess"
             + ("; --project-target-size 8 asks for a larger target" if "target" in small else "")
         )
-    click.echo(
+    echo(
         "  speed-up = tokens a round / (pass cost + k drafter steps / target step); each draft "
         "counts as a drafter step, also one of prompt lookup, and the bridge as nothing"
     )
@@ -158,7 +158,7 @@ def print_projection(projection: "Projection") -> None:
             *_cells(row.best_without_overhead),
         )
     table_console().print(table)
-    click.echo("* at most: with a drafter that only has to read its weights")
+    echo("* at most: with a drafter that only has to read its weights")
     shortest, (longer, gain) = projection.lengths[0], projection.longer_gain
     if longer is shortest:
         said = f"A verify graph of over {shortest.verify_length} tokens buys nothing here"
@@ -167,7 +167,7 @@ def print_projection(projection: "Projection") -> None:
             f"A verify graph of {longer.verify_length} tokens buys at most {100 * gain:.0f} % over "
             f"one of {shortest.verify_length}: export with --verify-length {longer.verify_length}"
         )
-    click.echo(said)
+    echo(said)
 
 
 def _cells(best: "Best") -> tuple[str, str, str]:

@@ -1,7 +1,6 @@
 """`omnidraft-npu pull`: a model into the local store."""
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ConfigError, StoreError
+from ..printing import echo, echo_json, printable
 from ..store.builtin_models import BUILTIN_MODELS, find_builtin
 from ..store.local import models_folder, stored_models, stored_path
 
@@ -50,11 +50,11 @@ def command(name: str | None, accept_terms: bool, shows_list: bool, as_json: boo
             "path": str(path),
             "was_there": was_there,
         }
-        click.echo(json.dumps(document, indent=2))
+        echo_json(document)
         return
     if was_there:
-        click.echo(f"{name} is already in the local store", err=True)
-    click.echo(path)
+        echo(f"{name} is already in the local store", err=True)
+    echo(str(path))
 
 
 def fetch_model(name: str, *, accept_terms: bool) -> Path:
@@ -74,7 +74,7 @@ def fetch_model(name: str, *, accept_terms: bool) -> Path:
     begin = time.perf_counter()
     with _download_progress(name) as progress:
         path = pull(name, accepts_terms=accepts_terms, progress=progress)
-    click.echo(f"fetched {name} in {time.perf_counter() - begin:.1f} s", err=True)
+    echo(f"fetched {name} in {time.perf_counter() - begin:.1f} s", err=True)
     return path
 
 
@@ -83,7 +83,7 @@ def _asked_for_terms(name: str) -> bool:
     is_asked = sys.stdin is not None and sys.stdin.isatty()
     if model is None or model.terms_url is None or not is_asked:
         return False
-    click.echo(f"{model.name} is under the {model.licence}: {model.terms_url}", err=True)
+    echo(f"{model.name} is under the {model.licence}: {model.terms_url}", err=True)
     if not click.confirm("Do you accept them?", err=True):
         raise StoreError(f"{model.name} was not fetched: use a model whose terms you accept")
     return True
@@ -92,7 +92,6 @@ def _asked_for_terms(name: str) -> bool:
 @contextlib.contextmanager
 def _download_progress(name: str) -> Iterator["Progress"]:
     """A bar on stderr, where that is a terminal; it appears with the first byte."""
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -102,15 +101,17 @@ def _download_progress(name: str) -> Iterator["Progress"]:
         TransferSpeedColumn,
     )
 
-    console = Console(stderr=True)
+    from .tables import make_console
+
+    console = make_console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         *columns,
         console=console,
         disable=not console.is_terminal,
     )
-    task = bar.add_task(f"fetching {name}", total=None, visible=False)
+    task = bar.add_task(f"fetching {printable(name)}", total=None, visible=False)
 
     def report(done_bytes: int, total_bytes: int) -> None:
         bar.update(task, completed=done_bytes, total=total_bytes, visible=True)
@@ -134,7 +135,7 @@ def _show_list(as_json: bool) -> None:
                 for m in stored.values()
             ],
         }
-        click.echo(json.dumps(document, indent=2))
+        echo_json(document)
         return
     from .inspect import size_text
     from .tables import make_table, table_console
@@ -148,5 +149,5 @@ def _show_list(as_json: bool) -> None:
     for model in stored.values():
         if model.name not in BUILTIN_MODELS:
             table.add_row(model.name, "from the model hub", "", size_text(model.size_bytes), "yes")
-    click.echo(f"Models in {models_folder()}")
+    echo(f"Models in {models_folder()}")
     table_console().print(table)

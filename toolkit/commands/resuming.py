@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from ..printing import echo
+
 
 @contextlib.contextmanager
 def telling_how_to_resume(kept: Path) -> Iterator[None]:
@@ -16,9 +18,7 @@ def telling_how_to_resume(kept: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if kept.is_dir():
-            click.echo(
-                f"finished parts are kept in {kept}; go on with: {given_command()}", err=True
-            )
+            echo(f"finished parts are kept in {kept}; go on with: {given_command()}", err=True)
         raise
 
 

@@ -1,7 +1,6 @@
 """`omnidraft-npu run`: answer a prompt."""
 
 import contextlib
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError, PromptError
+from ..printing import echo, echo_json, echo_model_text
+from ..prompt_text import decode_prompt, read_prompt_file, read_stream, without_line_end
 from .decoding_options import (
     bundle_options,
     device_options,
@@ -80,7 +81,7 @@ def command(
     """Answer PROMPT with a target model, drafted for by a small one.
 
     The text goes to stdout as it is written, statistics to stderr. PROMPT may come from a
-    file, as it is, or from stdin, less one line end after it. Greedy decoding gives exactly
+    file or from stdin, less one line end after it. Greedy decoding gives exactly
     what the target alone would write, and sampling draws from exactly the target's
     probabilities. With --seed the same command gives the same text again on the same machine
     and version: it drafts with nothing that earlier runs left in the bundle.
@@ -135,13 +136,13 @@ def command(
         recalls=seed is None,
     )
     if draft_mode == "paper" and temperature > 0 and not no_draft:
-        click.echo(
+        echo(
             "--draft-mode paper is approximate: sampled text does not have the target's law; "
             "--draft-mode full does",
             err=True,
         )
     if not raw and not session.has_chat_template:
-        click.echo(
+        echo(
             f"{session.target_name} has no chat template: the prompt is continued as it is",
             err=True,
         )
@@ -175,7 +176,7 @@ def _answer(
         text.append(last.text)
         token_ids += last.token_ids
         if stats_of_json is None:
-            click.echo(last.text, nl=False)
+            echo_model_text(last.text)
     assert last is not None, "a response has at least one round"
     if stats_of_json is not None:
         document = {
@@ -185,21 +186,21 @@ def _answer(
             "finish_reason": last.finish_reason,
             "stats": last.stats.to_json() | stats_of_json,
         }
-        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        echo_json(document)
         return
-    click.echo()
-    click.echo(last.stats.summary(), err=True)
+    echo()
+    echo(last.stats.summary(), err=True)
     if last.stats.notice:
-        click.echo(last.stats.notice, err=True)
+        echo(last.stats.notice, err=True)
     if last.finish_reason == "context":
         graph = session.pair.target.graph
-        click.echo(
+        echo(
             f"the text ends here because the context of {graph.context_length} tokens is full: "
             f"shorten the prompt, or {graph.more_room}",
             err=True,
         )
     elif last.finish_reason == "length":
-        click.echo(f"the text was cut at --max-new-tokens {config.max_new_tokens}", err=True)
+        echo(f"the text was cut at --max-new-tokens {config.max_new_tokens}", err=True)
 
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -212,33 +213,18 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None and prompt_file is not None:
         raise ConfigError("there is a PROMPT and a --prompt-file: give one of them")
     if prompt is not None and prompt != "-":
-        where, data = "PROMPT", os.fsencode(prompt)
+        where, text = "PROMPT", decode_prompt(os.fsencode(prompt), "PROMPT")
     elif prompt_file is not None:
-        where, data = str(prompt_file), _read_file(prompt_file)
+        where = str(prompt_file)
+        text = without_line_end(decode_prompt(read_prompt_file(prompt_file), where))
     else:
-        where, data = "stdin", _read_stdin(is_asked_for=prompt == "-")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{where} is not UTF-8 text (byte {error.start} is "
-            f"0x{error.object[error.start]:02x}): convert it first"
-        ) from error
+        where, text = "stdin", _read_stdin(is_asked_for=prompt == "-")
     if not text:
         raise PromptError(f"{where} is empty: give the model some text")
     return text
 
 
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise PromptError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _read_stdin(*, is_asked_for: bool) -> bytes:
-    """What stdin holds, without the one line end that `echo` puts after a prompt."""
+def _read_stdin(*, is_asked_for: bool) -> str:
     if sys.stdin is None or (sys.stdin.isatty() and not is_asked_for):
         raise ConfigError("there is no prompt: give PROMPT, --prompt-file, or text on stdin")
-    data = sys.stdin.buffer.read()
-    return data.removesuffix(b"\r\n") if data.endswith(b"\r\n") else data.removesuffix(b"\n")
+    return without_line_end(decode_prompt(read_stream(sys.stdin.buffer, "stdin"), "stdin"))

@@ -1,12 +1,12 @@
 """`omnidraft-npu verify`: is drafted text the target's own?"""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import ConfigError
+from ..printing import echo, echo_json
 from .decoding_options import (
     bundle_options,
     device_options,
@@ -166,9 +166,9 @@ def command(
             "tie_tolerance": tie_tolerance,
             **report_document(found, prompts),
         }
-        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        echo_json(document)
     else:
         for line in report_lines(found, prompts, session.pair.target.tokenizer):
-            click.echo(line)
+            echo(line)
     if found.outcome == "bug" or (strict and found.outcome == "near-tie"):
         raise click.exceptions.Exit(EXIT_MISMATCH)
