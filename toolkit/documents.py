@@ -25,6 +25,8 @@ A format of ours passes `is_closed=True`, which refuses keys that the type does 
 format of others keys that the type does not name are skipped.
 """
 
+import contextlib
+import copy
 import re
 import stat
 from collections.abc import Iterator
@@ -43,8 +45,6 @@ MAX_BYTES = 16 * 2**20
 
 MAX_DEPTH = 100
 """Deepest nesting; `tokenizers` reads 128 levels, Python's own recursion ends near 1000."""
-
-_TOO_DEEP = f"is nested over {MAX_DEPTH} levels deep"
 
 _SHOWN = 80
 """Most characters of a document's own words that an error repeats."""
@@ -117,13 +117,13 @@ def parse_document(
         if isinstance(data, str):
             data = data.encode()
         data = data.removeprefix(b"\xef\xbb\xbf")
-        if is_closed or _may_be_deep(data):
-            document = msgspec.json.decode(data)
-            _check_depth(document)
-            return _convert(document, kind, is_closed)
-        return msgspec.json.decode(data, type=kind)
+        if not is_closed and data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+            with contextlib.suppress(msgspec.ValidationError):
+                return msgspec.json.decode(data, type=kind)
+        document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
-        raise error(f"{where}{_reason(problem)}: {advice}") from problem
+        raise error(f"{where} {_unreadable(problem)}: {advice}") from problem
+    return convert_document(document, kind, where, error=error, advice=advice, is_closed=is_closed)
 
 
 def convert_document(
@@ -136,11 +136,20 @@ def convert_document(
     is_closed: bool = False,
 ) -> T:
     """A document that is already parsed, as an instance of `kind`; see `parse_document`."""
+    if _is_deep(document):
+        raise error(f"{where} {_unreadable(RecursionError())}: {advice}")
     try:
-        _check_depth(document)
-        return _convert(document, kind, is_closed)
-    except (msgspec.ValidationError, RecursionError) as problem:
-        raise error(f"{where}{_reason(problem)}: {advice}") from problem
+        value = msgspec.convert(document, kind)
+    except msgspec.ValidationError as problem:
+        reason = _misfit(copy.deepcopy(document), kind, str(problem))
+        raise error(f"{where}{reason}: {advice}") from problem
+    if is_closed:
+        for place, key in _unknown_keys(document, msgspec.to_builtins(value), ""):
+            raise error(
+                f"{where}{place and ': '}{place} has the unknown key {_shown(key)}, which another "
+                f"version may have written: {advice}"
+            )
+    return value
 
 
 def read_bytes(
@@ -176,82 +185,111 @@ def read_bytes(
         raise error(f"{where} cannot be read ({problem.strerror}): {advice}") from problem
 
 
-def _convert(document: Any, kind: type[T], is_closed: bool) -> T:
-    value = msgspec.convert(document, kind)
-    if is_closed:
-        for key in _unknown_keys(document, msgspec.to_builtins(value), ""):
-            raise msgspec.ValidationError(
-                f"the key {_shortened(key)} is not known, another version may have written it"
-            )
-    return value
-
-
-def _unknown_keys(document: Any, known: Any, where: str) -> Iterator[str]:
-    """Paths of the keys in `document` that are not in what was read of it."""
+def _unknown_keys(document: Any, known: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Places and keys in `document` that are not in what was read of it."""
     if isinstance(document, dict):
         for key, value in document.items():
-            path = f"{where}.{key}" if where else str(key)
-            if key in known:
-                yield from _unknown_keys(value, known[key], path)
+            if key not in known:
+                yield where, key
             else:
-                yield path
+                yield from _unknown_keys(value, known[key], f"{where}.{key}".lstrip("."))
     elif isinstance(document, list):
         for i, (value, other) in enumerate(zip(document, known, strict=True)):
             yield from _unknown_keys(value, other, f"{where}[{i}]")
 
 
-def _may_be_deep(data: bytes) -> bool:
-    return data.count(b"[") + data.count(b"{") > MAX_DEPTH
-
-
-def _check_depth(document: Any) -> None:
-    """Level by level, without recursion: what comes later may recurse."""
+def _is_deep(document: Any) -> bool:
+    """Looks level by level, without recursion: what comes later may recurse."""
     level = [document]
     for _ in range(MAX_DEPTH):
         level = [
             child
             for node in level
-            if isinstance(node, dict | list)
+            if isinstance(node, dict | list | tuple)
             for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
+            if isinstance(child, dict | list | tuple)
         ]
         if not level:
-            return
-    raise RecursionError
+            return False
+    return True
 
 
-_PATH = re.compile(r" - at (?:`(key)` in )?`\$([^`]*)`$")
-_EXPECTED = re.compile(r"Expected `([^`]*)`(.*?)(?:, got `([^`]*)`)?", re.DOTALL)
-_WORDS = {
-    "Object missing required field": "has no",
-    "Invalid enum value": "does not take the value",
-    "Integer value out of range": "has a number that is out of range",
-    "Number out of range": "has a number that is out of range",
-}
-
-
-def _reason(problem: Exception) -> str:
-    """Why a document does not fit: the key, what must be there, what is there."""
+def _unreadable(problem: Exception) -> str:
     if isinstance(problem, RecursionError):
-        return f" {_TOO_DEEP}"
-    message = str(problem)
-    if not isinstance(problem, msgspec.ValidationError):
-        what = "UTF-8" if "utf-8" in message.lower() else "JSON"
-        return f" is not {what} ({_shortened(message.removeprefix('JSON is malformed: '))})"
-    key = ""
-    if found := _PATH.search(message):
-        message = message[: found.start()]
-        path = found[2].lstrip(".").replace("[...]", ".*")
-        key = f": a key of {path or 'it'}" if found[1] else f": {path}" if path else ""
-    if expected := _EXPECTED.fullmatch(message):
+        return f"is nested over {MAX_DEPTH} levels deep"
+    if "out of range" in str(problem):
+        return "holds a number that is out of range"
+    what = "UTF-8" if "utf-8" in str(problem).lower() else "JSON"
+    return f"is not {what} ({_shortened(str(problem).removeprefix('JSON is malformed: '))})"
+
+
+_PLACE = re.compile(r" - at (?:`(key)` in )?`\$([^`]*)`$")
+_STEP = re.compile(r"\[(?:(\d+)|(\.\.\.))\]|\.([^.\[]+)")
+_EXPECTED = re.compile(r"Expected `([^`]*)`(.*?)(?:, got `[^`]*`)?", re.DOTALL)
+
+
+def _misfit(document: Any, kind: Any, message: str) -> str:
+    """Where a document does not fit, what is there and what must be, in words.
+
+    Args:
+        document: May be changed.
+        kind: What it should be.
+        message: What `msgspec.convert` said.
+    """
+    found = _PLACE.search(message)
+    rule = message[: found.start()] if found else message
+    place, value = _locate(document, kind, message, found[2]) if found else ("", document)
+    at = f": {_shortened(place)}" if place else ""
+    if rule.startswith("Object missing required field"):
+        return f"{at} lacks {rule.rpartition(' ')[2].replace('`', repr(chr(39))[1])}"
+    if found and found[1]:
+        return f"{at or ' '} has a key that does not fit ({_shortened(rule)})"
+    if rule.startswith("Invalid enum value"):
+        return f"{at} is {_shown(value)}, which is not known"
+    if expected := _EXPECTED.fullmatch(rule):
         types = " or ".join(_NAMES.get(name, name) for name in expected[1].split(" | "))
-        got = f", not {_NAMES.get(expected[3], expected[3])}" if expected[3] else ""
-        return f"{key} must be {types}{expected[2]}{got}"
-    for theirs, ours in _WORDS.items():
-        if message.startswith(theirs):
-            message = ours + message.removeprefix(theirs).replace("`", "'")
-            return f"{key} {_shortened(message, 2 * _SHOWN)}"
-    return f"{key}: {_shortened(message, 4 * _SHOWN)}"
+        return f"{at} is {_shown(value)}, must be {types}{expected[2]}"
+    return f"{at}: {_shortened(rule, 4 * _SHOWN)}"
+
+
+def _locate(document: Any, kind: Any, message: str, path: str) -> tuple[str, Any]:
+    """The place that msgspec means by a path with `[...]` for any key, and what is there."""
+    place, node = "", document
+    for index, is_any, name in _STEP.findall(path):
+        if is_any:
+            name = _key_at_fault(document, kind, message, node)
+        place += f"[{index}]" if index else f".{name}"
+        try:
+            node = node[int(index) if index else name]
+        except (KeyError, IndexError, TypeError):  # a key with a dot in it
+            return path.lstrip("."), None
+    return place.lstrip("."), node
+
+
+def _key_at_fault(document: Any, kind: Any, message: str, node: dict[str, Any]) -> str:
+    """The first entry of `node` because of which `document` gives this message; only it stays."""
+    items = list(node.items())
+    while len(items) > 1:
+        half = items[: len(items) // 2]
+        node.clear()
+        node.update(half)
+        try:
+            msgspec.convert(document, kind)
+            is_in_half = False
+        except msgspec.ValidationError as problem:
+            is_in_half = str(problem) == message
+        items = half if is_in_half else items[len(half) :]
+    node.clear()
+    node.update(items)
+    return items[0][0]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return _shortened(repr(value))
 
 
 def _shortened(text: str, limit: int = _SHOWN) -> str:
