@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from omnidraft_npu.chips.table import Chip
-from omnidraft_npu.manifest import HtpEntry, HtpPart, read_record
+from omnidraft_npu.documents import convert_document
+from omnidraft_npu.manifest import HtpEntry, HtpPart
 from omnidraft_npu.progress import Report
 from omnidraft_npu.qnn.binary import installed_qnn_version
 from omnidraft_npu.text.tokenizer import Tokenizer
@@ -116,7 +117,7 @@ def export_htp(model: HtpModel, folder: str, stages: Stages, progress: Report) -
     facts = stages.run(
         name, place, lambda root, _: build_htp(model, root, place, rounded, tell), progress
     )
-    entry: HtpEntry = read_record(HtpEntry, facts, "htp")
+    entry = convert_document(facts, HtpEntry, "a finished stage", is_closed=True)
     pieces = [
         _compile_piece(
             piece, f"{place}/part_{i}" if entry.parts else place, model, stages, progress

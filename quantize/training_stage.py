@@ -5,8 +5,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from omnidraft_npu.documents import convert_document
 from omnidraft_npu.errors import ConfigError
-from omnidraft_npu.manifest import ModelEntry, TrainingEntry, read_record
+from omnidraft_npu.manifest import ModelEntry, TrainingEntry
 from omnidraft_npu.progress import Report
 
 from .architecture import DecoderConfig
@@ -75,8 +76,7 @@ def export_training(
         progress,
         is_file=True,
     )
-    training: TrainingEntry = read_record(TrainingEntry, facts, "training")
-    return training
+    return convert_document(facts, TrainingEntry, "a finished stage", is_closed=True)
 
 
 def _add_training_graph(

@@ -40,9 +40,18 @@ class AdapterKey:
 
     @classmethod
     def of(cls, bundle: Bundle, target: ModelEntry) -> "AdapterKey":
-        """The key of a target's adapters in a bundle; 0 is the rank of a drafter without LoRA."""
+        """The key of a target's adapters in a bundle; 0 is the rank of a drafter without LoRA.
+
+        Raises:
+            BundleError: the drafter has no CPU graph.
+        """
         drafter = bundle.manifest.drafter
-        graph = drafter.graphs["cpu"]
+        graph = drafter.graphs.get("cpu")
+        if graph is None:
+            raise BundleError(
+                f"the drafter {drafter.name} has no CPU graph, so it takes no adapters: export the "
+                "bundle again"
+            )
         weights = f"{graph.path}.data"
         files = bundle.manifest.files
         return cls(

@@ -1,9 +1,10 @@
 """Open an exported directory and check that it is what its manifest says."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from .documents import read_document
 from .errors import BundleError, ConfigError
 from .files import sha256_of
 from .manifest import FileEntry, Manifest, ModelEntry
@@ -81,13 +82,7 @@ def _read_manifest(root: Path) -> Manifest:
         raise BundleError(
             f"{root} {what}, so it is not a bundle: make one with `omnidraft-npu export`"
         )
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise BundleError(f"{path} is nested too deeply: export the bundle again") from error
-    except (ValueError, OSError) as error:
-        raise BundleError(f"{path} cannot be read ({error}): export the bundle again") from error
-    return Manifest.from_json(document)
+    return Manifest.from_json(read_document(path, dict[str, Any]))
 
 
 def _check_file(root: Path, relative: str, entry: FileEntry, verify: bool) -> None:

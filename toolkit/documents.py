@@ -146,8 +146,8 @@ def convert_document(
     if is_closed:
         for place, key in _unknown_keys(document, msgspec.to_builtins(value), ""):
             raise error(
-                f"{where}{place and ': '}{place} has the unknown key {_shown(key)}, which another "
-                f"version may have written: {advice}"
+                f"{where}{place and ': '}{place} has the unknown key {shown_value(key)}, which "
+                f"another version may have written: {advice}"
             )
     return value
 
@@ -220,7 +220,7 @@ def _unreadable(problem: Exception) -> str:
     if "out of range" in str(problem):
         return "holds a number that is out of range"
     what = "UTF-8" if "utf-8" in str(problem).lower() else "JSON"
-    return f"is not {what} ({_shortened(str(problem).removeprefix('JSON is malformed: '))})"
+    return f"is not {what} ({shown_text(str(problem).removeprefix('JSON is malformed: '))})"
 
 
 _PLACE = re.compile(r" - at (?:`(key)` in )?`\$([^`]*)`$")
@@ -239,17 +239,17 @@ def _misfit(document: Any, kind: Any, message: str) -> str:
     found = _PLACE.search(message)
     rule = message[: found.start()] if found else message
     place, value = _locate(document, kind, message, found[2]) if found else ("", document)
-    at = f": {_shortened(place)}" if place else ""
+    at = f": {shown_text(place)}" if place else ""
     if rule.startswith("Object missing required field"):
         return f"{at} lacks {rule.rpartition(' ')[2].replace('`', repr(chr(39))[1])}"
     if found and found[1]:
-        return f"{at or ' '} has a key that does not fit ({_shortened(rule)})"
+        return f"{at or ' '} has a key that does not fit ({shown_text(rule)})"
     if rule.startswith("Invalid enum value"):
-        return f"{at} is {_shown(value)}, which is not known"
+        return f"{at} is {shown_value(value)}, which is not known"
     if expected := _EXPECTED.fullmatch(rule):
         types = " or ".join(_NAMES.get(name, name) for name in expected[1].split(" | "))
-        return f"{at} is {_shown(value)}, must be {types}{expected[2]}"
-    return f"{at}: {_shortened(rule, 4 * _SHOWN)}"
+        return f"{at} is {shown_value(value)}, must be {types}{expected[2]}"
+    return f"{at}: {shown_text(rule, 4 * _SHOWN)}"
 
 
 def _locate(document: Any, kind: Any, message: str, path: str) -> tuple[str, Any]:
@@ -284,15 +284,16 @@ def _key_at_fault(document: Any, kind: Any, message: str, node: dict[str, Any]) 
     return items[0][0]
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """A value of a document for a message: short, and printable."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
-    return _shortened(repr(value))
+    return shown_text(repr(value))
 
 
-def _shortened(text: str, limit: int = _SHOWN) -> str:
-    """At most `limit` characters of `text`, what is not printable escaped."""
+def shown_text(text: str, limit: int = _SHOWN) -> str:
+    """At most `limit` characters of a document's own words, what is not printable escaped."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= limit else f"{text[:limit]}…"

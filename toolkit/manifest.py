@@ -1,16 +1,18 @@
 """What a bundle says about itself: `manifest.json`, format version 1."""
 
 import dataclasses
-import types
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
+from .documents import Count, Size, TokenId, convert_document, shown_value
 from .errors import BundleError
 
 FORMAT_VERSION = 1
 
+ContextLength = Annotated[int, Meta(ge=1, le=2**21)]
+"""Slots of a cache; buffers of this many ids are made before anything else is known."""
 Cache = Literal["shared", "concat"]
 Exporter = Literal["builder", "optimum", "external"]
 
@@ -19,7 +21,7 @@ Exporter = Literal["builder", "optimum", "external"]
 class FileEntry:
     """Size in bytes and SHA-256 of one file of the bundle."""
 
-    size: int
+    size: Count
     sha256: str
 
 
@@ -33,7 +35,7 @@ class GraphEntry:
     """`fp32`, `int8`, `int4`, or `unknown` for a graph that was not built here."""
     cache: Cache
     """`shared`: past and present are one preallocated buffer; `concat`: present is returned."""
-    lora_rank: int = 0
+    lora_rank: Count = 0
     """Rank of the LoRA inputs; 0 for a graph without them."""
     has_hidden_states: bool = False
     """Whether the graph also gives `hidden_states`, `[1, length, hidden]`."""
@@ -48,12 +50,12 @@ class TrainingEntry:
 
     path: str
     """Relative to the bundle, with forward slashes."""
-    lora_rank: int
-    batch: int
+    lora_rank: Size
+    batch: Size
     """Responses of an update."""
-    length: int
+    length: Size
     """Pieces of a response and what led to it."""
-    num_top: int
+    num_top: Size
     """Pieces that a law names."""
     gradient_error: float | None = None
     """Largest error against torch's gradients, relative to each one's largest element; None where
@@ -64,7 +66,7 @@ class TrainingEntry:
 class HtpPart:
     """A run of layers of a model that fits no single context of an NPU."""
 
-    num_layers: int
+    num_layers: Count
     graphs: dict[str, str]
     """Paths by length, relative to the bundle."""
     compiled: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -77,17 +79,17 @@ class HtpEntry:
 
     precision: str
     """Name of the recipe: `fp16`, `w8a16` and so on."""
-    context_length: int
+    context_length: ContextLength
     """Slots of the cache that the host owns."""
     graphs: dict[str, str] = field(default_factory=dict)
     """Paths by length, relative to the bundle; all have the same weights."""
     parts: tuple[HtpPart, ...] = ()
     """In order of their layers; then the graphs and binaries are those of the parts."""
-    lora_rank: int = 0
+    lora_rank: Count = 0
     """Rank of the LoRA inputs; 0 for graphs without them."""
     has_hidden_states: bool = False
     """Whether the graphs also give `hidden_states`."""
-    sliding_window: int | None = None
+    sliding_window: Size | None = None
     """Tokens that a sliding layer sees, itself included, for the mask that the host fills."""
     compiled: dict[str, dict[str, str]] = field(default_factory=dict)
     """Graphs that hold a context binary, by key of the chip and by length."""
@@ -120,13 +122,13 @@ class ModelEntry:
     exporter: Exporter
     folder: str
     """Folder of the model in the bundle; tokenizer and config files lie there."""
-    vocab_size: int
+    vocab_size: Size
     """Real token ids: the tokenizer's size, at most the rows of the logits."""
-    num_logits: int
+    num_logits: Size
     """Rows of the logits, padding included."""
-    context_length: int
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
+    context_length: ContextLength
+    eos_token_ids: tuple[TokenId, ...]
+    bos_token_id: TokenId | None
     """First id of every sequence, where the model wants one."""
     tokenizer_sha256: str
     """Content hash: equal for equal tokenizers, whatever the file's layout."""
@@ -144,8 +146,7 @@ class ModelEntry:
     @classmethod
     def from_json(cls, document: Any) -> "ModelEntry":
         """Read a record that `to_json` gave; raises `BundleError` for one that does not fit."""
-        entry: ModelEntry = read_record(cls, document, "model")
-        return entry
+        return convert_document(document, cls, "the model", is_closed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,58 +178,10 @@ class Manifest:
         version = document["format_version"]
         if version != FORMAT_VERSION:
             raise BundleError(
-                f"manifest.json has format_version {version!r}, this tool reads {FORMAT_VERSION}: "
-                "update omnidraft-npu, or export the bundle again"
+                f"manifest.json has format_version {shown_value(version)}, this tool reads "
+                f"{FORMAT_VERSION}: update omnidraft-npu, or export the bundle again"
             )
-        manifest: Manifest = read_record(cls, document, "manifest")
+        manifest = convert_document(document, cls, "manifest.json", is_closed=True)
         if not manifest.targets:
             raise BundleError("manifest.json names no target: export the bundle again")
         return manifest
-
-
-def read_record(kind: Any, value: Any, where: str) -> Any:
-    """`value` as an instance of the annotation `kind`, strictly.
-
-    Raises:
-        BundleError: it does not fit; says where, starting from `where`.
-    """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _fields_of(kind, value, where)
-    if origin is dict and isinstance(value, dict):
-        return {
-            key: read_record(arguments[1], item, f"{where}.{key}") for key, item in value.items()
-        }
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(
-            read_record(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)
-        )
-    if origin is types.UnionType:
-        return None if value is None else read_record(arguments[0], value, where)
-    if origin is Literal and value in arguments:
-        return value
-    if kind in (int, str, bool) and type(value) is kind:
-        return value
-    if kind is float and type(value) in (int, float):
-        return value
-    raise BundleError(f"manifest.json: {where} is {value!r}, which does not fit: export again")
-
-
-def _fields_of(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise BundleError(f"manifest.json: {where} is not an object: export again")
-    hints = typing.get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    if unknown := sorted(set(value) - set(fields)):
-        raise BundleError(
-            f"manifest.json: {where} has the unknown key {unknown[0]!r}: "
-            "it was written by another version; update omnidraft-npu or export again"
-        )
-    for name, record in fields.items():
-        no_default = (
-            record.default is dataclasses.MISSING and record.default_factory is dataclasses.MISSING
-        )
-        if no_default and name not in value:
-            raise BundleError(f"manifest.json: {where} lacks {name!r}: export the bundle again")
-    read = {key: read_record(hints[key], item, f"{where}.{key}") for key, item in value.items()}
-    return kind(**read)

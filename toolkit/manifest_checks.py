@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from .chips.table import all_chips
+from .documents import shown_text, shown_value
 from .errors import BundleError
 from .manifest import HtpEntry, HtpPart, Manifest, ModelEntry, TrainingEntry
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_LENGTH = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -18,7 +20,7 @@ def check_manifest(manifest: Manifest) -> None:
         BundleError: naming the first thing that cannot be, by its path in the document.
     """
     models = {"drafter": manifest.drafter}
-    models |= {f"targets.{key}": model for key, model in manifest.targets.items()}
+    models |= {f"targets.{shown_text(key)}": model for key, model in manifest.targets.items()}
     for where, model in models.items():
         for problem in (
             *_number_problems(model),
@@ -30,7 +32,7 @@ def check_manifest(manifest: Manifest) -> None:
     for key, model in manifest.targets.items():
         if key != model.name:
             raise BundleError(
-                f"manifest.json: target {key!r} has the name {model.name!r}: "
+                f"manifest.json: target {shown_value(key)} has the name {shown_value(model.name)}: "
                 "export the bundle again"
             )
 
@@ -38,8 +40,10 @@ def check_manifest(manifest: Manifest) -> None:
 def is_inside(relative: str) -> bool:
     """Whether a path with forward slashes, relative to a folder, leads into that folder."""
     parts = PurePosixPath(relative).parts
-    return bool(parts) and not (
-        relative.startswith("/") or ".." in parts or "\\" in relative or ":" in relative
+    return (
+        bool(parts)
+        and relative.isprintable()
+        and not (relative.startswith("/") or ".." in parts or "\\" in relative or ":" in relative)
     )
 
 
@@ -73,34 +77,33 @@ def htp_paths(htp: HtpEntry) -> Iterator[str]:
 
 
 def _number_problems(model: ModelEntry) -> Iterator[str]:
-    for name in ("vocab_size", "num_logits", "context_length"):
-        value = getattr(model, name)
-        if value < 1:
-            yield f"{name} is {value}, must be at least 1"
     if model.vocab_size > model.num_logits:
         yield f"vocab_size is {model.vocab_size}, must be at most num_logits, {model.num_logits}"
     bos = () if model.bos_token_id is None else (model.bos_token_id,)
     for name, ids in (("eos_token_ids", model.eos_token_ids), ("bos_token_id", bos)):
         for token_id in ids:
-            if not 0 <= token_id < model.num_logits:
+            if token_id >= model.num_logits:
                 yield f"{name} has {token_id}, must be from 0 to {model.num_logits - 1}"
 
 
 def _place_problems(model: ModelEntry) -> Iterator[str]:
     if not _PLAIN_NAME.fullmatch(model.name):
-        yield f"name is {model.name!r}, must be letters, digits, '.', '_' and '-', no '.' first"
+        rule = "at most 200 letters, digits, '.', '_' and '-', no '.' first"
+        yield f"name is {shown_value(model.name)}, must be {rule}"
     if not is_inside(model.folder):
-        yield f"folder is {model.folder!r}, a path outside the bundle"
+        yield f"folder is {shown_value(model.folder)}, a path outside the bundle"
+    if unknown := sorted(model.graphs.keys() - {"cpu"}):
+        yield f"graphs has {shown_value(unknown[0])}, which this tool does not know"
+    if not model.graphs and model.htp is None:
+        yield "graphs is empty"
     for flavour, graph in model.graphs.items():
         if not is_inside(graph.path):
-            yield f"graphs.{flavour}.path is {graph.path!r}, a path outside the bundle"
+            yield f"graphs.{flavour}.path is {shown_value(graph.path)}, a path outside the bundle"
 
 
 def _htp_problems(htp: HtpEntry | None) -> Iterator[str]:
     if htp is None:
         return
-    if htp.context_length < 1:
-        yield f"htp.context_length is {htp.context_length}, must be at least 1"
     if htp.parts and (htp.graphs or htp.compiled):
         yield "htp has graphs of its own beside its parts"
     for i, piece in enumerate(htp.pieces()):
@@ -110,18 +113,14 @@ def _htp_problems(htp: HtpEntry | None) -> Iterator[str]:
             yield f"{where}.graphs has other lengths than the first part"
     for path in htp_paths(htp):
         if not is_inside(path):
-            yield f"htp names {path!r}, a path outside the bundle"
+            yield f"htp names {shown_value(path)}, a path outside the bundle"
 
 
 def _training_problems(training: TrainingEntry | None, model: ModelEntry) -> Iterator[str]:
     if training is None:
         return
-    for name in ("lora_rank", "batch", "length", "num_top"):
-        value = getattr(training, name)
-        if value < 1:
-            yield f"training.{name} is {value}, must be at least 1"
     if not is_inside(training.path):
-        yield f"training.path is {training.path!r}, a path outside the bundle"
+        yield f"training.path is {shown_value(training.path)}, a path outside the bundle"
     for flavour, graph in model.graphs.items():
         if graph.lora_rank != training.lora_rank:
             yield (
@@ -134,12 +133,14 @@ def _piece_problems(piece: HtpPart, where: str) -> Iterator[str]:
     if not piece.graphs:
         yield f"{where}.graphs is empty"
     for length in piece.graphs:
-        if not (length.isdecimal() and int(length) >= 1 and length == str(int(length))):
-            yield f"{where}.graphs has the length {length!r}, must be 1 or more"
+        if not _LENGTH.fullmatch(length):
+            yield f"{where}.graphs has the length {shown_value(length)}, must be 1 or more"
     known = {chip.key for chip in all_chips()}
     for chip, graphs in piece.compiled.items():
         if chip not in known:
-            yield f"{where}.compiled has the chip {chip!r}, which this tool does not know"
+            shown = shown_value(chip)
+            yield f"{where}.compiled has the chip {shown}, which this tool does not know"
         for length in graphs:
             if length not in piece.graphs:
-                yield f"{where}.compiled.{chip} has the length {length!r}, which its graphs lack"
+                shown = shown_value(length)
+                yield f"{where}.compiled.{chip} has the length {shown}, which its graphs lack"
