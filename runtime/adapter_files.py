@@ -81,8 +81,8 @@ def check_tensors(tensors: Tensors, what: str) -> None:
         raise BundleError(f"{what} holds values that are no numbers: it is of no use")
 
 
-def write_adapter(path: Path, tensors: Tensors, key: AdapterKey) -> None:
-    """Write an `.onnx_adapter` file, atomically.
+def write_adapter(path: Path, tensors: Tensors, key: AdapterKey, *, private: bool = False) -> None:
+    """Write an `.onnx_adapter` file, atomically; `private` as for `atomic_path`.
 
     Raises:
         OSError: it cannot be written; onnxruntime does not tell why.
@@ -98,7 +98,7 @@ def write_adapter(path: Path, tensors: Tensors, key: AdapterKey) -> None:
         for name, tensor in tensors.items()
     }
     adapter.set_parameters(values)
-    with atomic_path(path) as temporary:
+    with atomic_path(path, private=private) as temporary:
         try:
             adapter.export_adapter(str(temporary))
         except RuntimeError as error:

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from omnidraft_npu.errors import BundleError
-from omnidraft_npu.files import bytes_of, remove_leftovers, sha256_of, write_json
+from omnidraft_npu.files import bytes_of, private_folder, sha256_of, write_json
+from omnidraft_npu.state_folder import learned_in
 
 from .adapter_files import AdapterKey, Tensors, check_tensors, read_adapter, write_adapter
 from .adapter_record import UNREADABLE, AdapterRecord, read_adapter_record
@@ -139,16 +140,16 @@ class AdapterStore:
             OSError: it cannot be written; all is as it was.
         """
         check_tensors(tensors, "the new adapter")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         # What has no record was left by a crash: the next takes its name.
         version = 1 + max(parent, *self._chosen(), *self._numbers())
         path = self.path(version)
-        write_adapter(path, tensors, self.key)
+        write_adapter(path, tensors, self.key, private=True)
         try:
             record = AdapterRecord(
                 version=version, parent=parent, key=self.key, sha256=sha256_of(path), **facts
             )
-            write_json(self._record_path(version), dataclasses.asdict(record))
+            write_json(self._record_path(version), dataclasses.asdict(record), private=True)
         except OSError:
             path.unlink(missing_ok=True)
             raise
@@ -163,19 +164,18 @@ class AdapterStore:
             OSError: it cannot be written.
         """
         self.load(version)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         write_json(
             self.folder / "current.json",
             {"version": version, "ancestors": self._ancestors(version)},
+            private=True,
         )
 
     def forget(self) -> int:
         """Erase every version, and what crashes left of others; gives their number."""
         count = len(self._numbers())
-        for pattern in ("current.json", "v*.json", "v*.onnx_adapter"):
-            for path in self.folder.glob(pattern):
-                path.unlink(missing_ok=True)
-        remove_leftovers(self.folder)
+        for path in learned_in(self.folder):
+            path.unlink(missing_ok=True)
         return count
 
     def path(self, version: int) -> Path:

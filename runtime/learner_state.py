@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from omnidraft_npu.files import write_safetensors
+from omnidraft_npu.files import private_folder, write_safetensors
 from omnidraft_npu.replay import TRAINING_FILE
 
 from .adamw import Tensors
@@ -51,8 +51,8 @@ def write_training(path: Path, progress: Progress, state: Tensors, key: AdapterK
         "progress": json.dumps(dataclasses.asdict(progress)),
         "key": json.dumps(dataclasses.asdict(key)),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_safetensors(path, state, metadata)
+    private_folder(path.parent)
+    write_safetensors(path, state, metadata, private=True)
 
 
 def read_training(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from omnidraft_npu.bridge.following import ByteBridge, IdentityBridge
 from omnidraft_npu.bridge.ngram_cache import NgramCache
-from omnidraft_npu.bridge.ngram_file import NgramStore, PairKey, ngrams_path
+from omnidraft_npu.bridge.ngram_file import NgramStore, PairKey
 from omnidraft_npu.bridge.pieces import PieceEncoder
 from omnidraft_npu.bridge.spelling import Spellings, direct_spellings
 from omnidraft_npu.bridge.text_walk import TextWalk
@@ -19,12 +19,14 @@ from omnidraft_npu.cached_drafting import CachedDrafter
 from omnidraft_npu.cascade import Cascade
 from omnidraft_npu.config import Device, DeviceConfig
 from omnidraft_npu.drafting import ModelDrafter
+from omnidraft_npu.errors import StateError
 from omnidraft_npu.lookup import PromptLookup
 from omnidraft_npu.manifest import ModelEntry
 from omnidraft_npu.manifest_checks import spelling_path
 from omnidraft_npu.past_answers import PastAnswers
 from omnidraft_npu.proposal import Rule
 from omnidraft_npu.speculative import Proposer
+from omnidraft_npu.state_folder import check_state, ngrams_path
 from omnidraft_npu.text.tokenizer import Tokenizer
 
 from .devices import OpenedGraphs, open_model_graphs
@@ -62,6 +64,8 @@ class LearnedSpellings:
     store: NgramStore
     is_recalled: bool = True
     """Whether it starts from what is saved, or from `direct` alone."""
+    is_saved: bool = True
+    """Whether what the target is seen to need is saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,8 @@ class OpenedPair:
     """What a cascade looks up besides the text at hand; empty where nothing is learned."""
     bundle: Bundle | None = None
     """Where they are from; None for models that did not come from a bundle."""
+    state_problem: str | None = None
+    """Why they decode without what was learned, and keep nothing; None where they do not."""
 
     @property
     def notice(self) -> str | None:
@@ -179,6 +185,7 @@ def open_pair(
     devices: DeviceConfig = DEFAULT_DEVICES,
     state: Path | None = None,
     recalls: bool = True,
+    keeps: bool = True,
 ) -> OpenedPair:
     """The models of a bundle that a conversation needs; see `open_session`."""
     bundle = replace(open_bundle(bundle_path), elsewhere=state)
@@ -190,7 +197,10 @@ def open_pair(
     if not has_drafter:
         return OpenedPair(target=opened, drafter=None, proposer=proposer)
     drafter = _open_model(bundle, bundle.manifest.drafter, devices.draft_device, **settings)
-    adapter = open_adapter(bundle, opened.entry)
+    state_problem = _state_problem(bundle, opened.entry) if recalls or keeps else None
+    if state_problem is not None:
+        recalls = keeps = False
+    adapter = open_adapter(bundle, opened.entry) if recalls or keeps else AdapterInUse()
     if recalls:
         adapter.load(drafter.graph.lora_inputs)
     hashes = {
@@ -207,6 +217,7 @@ def open_pair(
             adapter=adapter,
             past=recall_past(buffer),
             bundle=bundle,
+            state_problem=state_problem,
         )
     encoder = _encoder(drafter)
     # A target of many tokens takes a second to make one.
@@ -223,7 +234,9 @@ def open_pair(
             store = NgramStore(
                 path=ngrams_path(bundle.state_root, opened.entry.name), key=PairKey(**hashes)
             )
-            learned = LearnedSpellings(direct=direct, store=store, is_recalled=recalls)
+            learned = LearnedSpellings(
+                direct=direct, store=store, is_recalled=recalls, is_saved=keeps
+            )
     return OpenedPair(
         target=opened,
         drafter=drafter,
@@ -236,7 +249,17 @@ def open_pair(
         adapter=adapter,
         past=recall_past(buffer, drafter.vocabulary, target_encoder),
         bundle=bundle,
+        state_problem=state_problem,
     )
+
+
+def _state_problem(bundle: Bundle, target: ModelEntry) -> str | None:
+    """Why what was learned can be neither used nor added to, which never stops an answer."""
+    try:
+        check_state(bundle.state_root, [target.name])
+    except StateError as error:
+        return str(error)
+    return None
 
 
 def _with_graphs(model: OpenedModel, opened: OpenedGraphs) -> OpenedModel:

@@ -201,8 +201,9 @@ class Session:
             self.draft_length.head = adapter.head
 
     def _save_ngrams(self) -> None:
-        if self._ngrams is not None and self.pair.learned is not None:
-            self.pair.learned.store.save(self._ngrams.take_fresh())
+        learned = self.pair.learned
+        if self._ngrams is not None and learned is not None and learned.is_saved:
+            learned.store.save(self._ngrams.take_fresh())
 
 
 def open_session(
@@ -216,6 +217,7 @@ def open_session(
     devices: DeviceConfig = DEFAULT_DEVICES,
     state: Path | None = None,
     recalls: bool = True,
+    keeps: bool = True,
 ) -> Session:
     """A conversation with a target of a bundle, and the bundle's drafter at its side.
 
@@ -235,6 +237,8 @@ def open_session(
         state: Folder with the `state/` to use; None for the bundle's own.
         recalls: Whether to draft with what earlier runs left there: an adapter, kept answers,
             learned spellings. Without it sampled text depends on nothing but the seed.
+        keeps: Whether anything of this conversation may be added to it. Without both, nothing
+            that earlier runs left is looked at.
 
     Raises:
         DeviceError: the NPU was insisted on and cannot be had.
@@ -252,6 +256,7 @@ def open_session(
         devices=devices,
         state=state,
         recalls=recalls,
+        keeps=keeps,
     )
     return Session(pair)
 

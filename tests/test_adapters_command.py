@@ -166,18 +166,20 @@ def test_rollback_goes_to_the_parent_to_any_version_and_to_none(bundle):
     assert store.current == 3
 
 
-def test_forget_erases_adapters_and_examples_of_one_target_and_says_how_many_bytes(bundle):
+def test_forget_of_one_target_erases_it_all_and_reports_how_many_bytes(bundle):
     learn(bundle)
     learn(bundle, "same")
     found = sum(p.stat().st_size for p in (bundle / "state").rglob("other/*"))
     (adapters_path(bundle, "other") / ".v0004.json.x.tmp").write_bytes(b"half")
-    asked = run("forget", bundle, input="n\n")
+    what = f"3 adapters, 1 examples and 0 n-gram caches for other, {found + 4:,} bytes"
+    asked = run("forget", bundle, "--target", "other", input="n\n")
     assert asked.exit_code == 1
-    assert f"3 adapters and 1 examples for other, {found + 4:,} bytes" in asked.stderr
+    assert f"Erase {what}?" in asked.stderr
     assert store_of(bundle).current == 3
-    assert run("forget", bundle, input="y\n").exit_code == 0
-    assert not list(adapters_path(bundle, "other").iterdir())
-    assert not list(replay_path(bundle, "other").iterdir())
+    erased = run("forget", bundle, "--target", "other", input="y\n")
+    assert erased.exit_code == 0
+    assert f"erased {what}" in erased.stderr
+    assert not list((bundle / "state").rglob("other*"))
     assert store_of(bundle, "same").current == 3
     assert "erased 3 adapters" in run("forget", bundle, "--target", "same", "--yes").stderr
     assert "erased 0 adapters" in run("forget", bundle, "--target", "same").stderr

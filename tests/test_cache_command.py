@@ -8,10 +8,11 @@ from click.testing import CliRunner
 from ngram_rows import make_entries
 from tiny_bundle import write_bundle
 
-from omnidraft_npu.bridge.ngram_file import PairKey, ngrams_path, read_entries, write_entries
+from omnidraft_npu.bridge.ngram_file import PairKey, read_entries, write_entries
 from omnidraft_npu.bundle import open_bundle
 from omnidraft_npu.cli import cli
 from omnidraft_npu.commands import cache
+from omnidraft_npu.state_folder import ngrams_path
 from omnidraft_npu.text.tokenizer import Tokenizer
 
 ROWS = ((30, [5, 4], 1), (31, [4, 4, 4], 2), (32, [3, 5], 7))

@@ -4,34 +4,60 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+"""Permissions of what only its user may read."""
 
 _WINDOWS_TRIES, _WINDOWS_WAIT_S = 50, 0.01
 """Windows refuses to replace a file while another process reads it."""
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, *, private: bool = False) -> Iterator[Path]:
     """A temporary sibling to write to; it takes `path`'s place when the block ends well.
 
     The file is flushed to disk before the rename. It is removed if the block raises.
+
+    Args:
+        path: The file.
+        private: For this user alone, whatever the umask; else the umask decides.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    mode = PRIVATE_FILE if private else 0o666
+    os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
     try:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        if private:
+            # What wrote the file may have made it anew; some file systems have no permissions.
+            with contextlib.suppress(PermissionError):
+                temporary.chmod(PRIVATE_FILE)
         _replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone."""
+    if not folder.exists():
+        private_folder(folder.parent)
+        folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
+def make_private(path: Path, mode: int) -> None:
+    """Take away what others may do with a file or folder of ours, where the file system can."""
+    if os.name != "nt" and stat.S_IMODE(path.lstat().st_mode) != mode:
+        # Some file systems have no permissions, and another user's files keep theirs.
+        with contextlib.suppress(PermissionError):
+            path.chmod(mode)
 
 
 def _replace(temporary: Path, path: Path) -> None:
@@ -43,7 +69,7 @@ def _replace(temporary: Path, path: Path) -> None:
     temporary.replace(path)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Let the rename survive a power failure too, where the system has a call for that."""
     if os.name == "nt":
         return
@@ -55,19 +81,6 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def remove_leftovers(folder: Path, *, of: str = "") -> None:
-    """Remove what killed writers left of `atomic_path`; no other may be writing there now.
-
-    Args:
-        folder: Which need not exist.
-        of: Name of the file that they wrote; empty for any.
-    """
-    prefix = f".{of}." if of else "."
-    for path in folder.glob(".*.tmp"):
-        if path.name.startswith(prefix):
-            path.unlink(missing_ok=True)
-
-
 def bytes_of(path: Path) -> int:
     """A file's size; 0 for one that another process removed meanwhile."""
     try:
@@ -76,15 +89,17 @@ def bytes_of(path: Path) -> int:
         return 0
 
 
-def write_json(path: Path, document: Any) -> None:
-    """Write `document` as indented UTF-8 JSON, atomically."""
-    with atomic_path(path) as temporary:
+def write_json(path: Path, document: Any, *, private: bool = False) -> None:
+    """Write `document` as indented UTF-8 JSON, atomically; `private` as for `atomic_path`."""
+    with atomic_path(path, private=private) as temporary:
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:
-    """Write arrays as one safetensors file, atomically.
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Any], metadata: dict[str, str], *, private: bool = False
+) -> None:
+    """Write arrays as one safetensors file, atomically; `private` as for `atomic_path`.
 
     Raises:
         OSError: it cannot be written; `safetensors.numpy.save_file` would raise another error.
@@ -92,7 +107,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Any], metadata: dict[str
     from safetensors.numpy import save
 
     data = save(dict(tensors), metadata)
-    with atomic_path(path) as temporary:
+    with atomic_path(path, private=private) as temporary:
         temporary.write_bytes(data)
 
 

@@ -1,24 +1,33 @@
 """One process at a time: a lock that the operating system frees when its holder dies."""
 
 import contextlib
+import errno
+import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .files import PRIVATE_FILE
+
 
 @contextlib.contextmanager
-def exclusive(path: Path, busy: Callable[[], None]) -> Iterator[None]:
+def exclusive(path: Path, busy: Callable[[], None], *, private: bool = False) -> Iterator[None]:
     """Hold the lock file `path` for the block, which may end in another thread.
 
     Args:
-        path: Made if missing, and removed afterwards.
+        path: Made if missing, and removed afterwards, unless it is another file by then.
         busy: Called once if another process holds it; waits afterwards unless this raises.
+        private: Make it for this user alone, whatever the umask.
 
     Raises:
-        OSError: the lock file cannot be made.
+        OSError: the lock file cannot be made, or is not a regular file: what a link leads to
+            could be emptied.
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(path, thread_local=False)
+    _identity(path)
+    mode = {"mode": PRIVATE_FILE} if private else {}
+    lock = FileLock(path, thread_local=False, **mode)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -27,11 +36,27 @@ def exclusive(path: Path, busy: Callable[[], None]) -> Iterator[None]:
             path.touch()
         busy()
         lock.acquire()
+    held = _identity(path)
     try:
         yield
     finally:
         # A process that waits on the removed file is given a new one (filelock sees to it);
         # Windows does not remove a file that is open, there it stays.
         with contextlib.suppress(PermissionError):
-            path.unlink(missing_ok=True)
+            if held is not None and _identity(path) == held:
+                path.unlink(missing_ok=True)
         lock.release()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file this is, whatever it is called; None where there is none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        # filelock opens a link's target in some versions, and empties it.
+        raise OSError(
+            errno.EINVAL, f"the lock {path.name} is not a regular file: remove it", os.fspath(path)
+        )
+    return found.st_dev, found.st_ino

@@ -31,7 +31,8 @@ import numpy.typing as npt
 
 from .distillation import Ids, PieceLaws
 from .errors import BundleError
-from .files import bytes_of, write_safetensors
+from .files import bytes_of, private_folder, write_safetensors
+from .state_folder import learned_in
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class ReplayBuffer:
         Raises:
             OSError: it cannot be written; the others are as they were.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         tensors: dict[str, npt.NDArray[Any]] = {
             "top_ids": example.laws.ids,
             "top_probs": example.laws.probs.astype(np.float16),
@@ -98,7 +99,7 @@ class ReplayBuffer:
         files = self._files()
         number = 1 + (int(files[-1].name[:8]) if files else 0)
         path = self.folder / f"{number:08}-{secrets.token_hex(8)}.safetensors"
-        write_safetensors(path, tensors, metadata)
+        write_safetensors(path, tensors, metadata, private=True)
         self._evict([*files, path])
 
     def examples(self) -> Iterator[Example]:
@@ -127,15 +128,11 @@ class ReplayBuffer:
                 yield number, example
 
     def forget(self) -> int:
-        """Erase all examples, what training made of them and what a crash left half-written.
-
-        Returns:
-            How many examples there were.
-        """
-        files = self._files()
-        for path in [*files, *self.folder.glob(".*.tmp"), self.folder / TRAINING_FILE]:
+        """Erase all examples and what training made of them; gives the number of examples."""
+        count = len(self)
+        for path in learned_in(self.folder):
             path.unlink(missing_ok=True)
-        return len(files)
+        return count
 
     @property
     def num_bytes(self) -> int:

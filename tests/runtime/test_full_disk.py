@@ -11,9 +11,9 @@ from failing_writes import FailingWrites
 from learned_state import TARGET, LearnedState
 from ngram_rows import make_entries
 
-from omnidraft_npu.bridge.ngram_file import NgramStore, PairKey, ngrams_path
+from omnidraft_npu.bridge.ngram_file import NgramStore, PairKey
 from omnidraft_npu.errors import StateError
-from omnidraft_npu.state_folder import learning
+from omnidraft_npu.state_folder import learning, ngrams_path
 
 ROW = (7, [1, 2, 3], 1)
 
@@ -104,7 +104,7 @@ for number in range(1, 10000):
         break
 print(full, state.current() in (version, version - 1), state.current() > 1, state.leftovers())
 os.system(f"mount -o remount,ro {sys.argv[2]}")
-from omnidraft_npu.state_folder import learning
+from omnidraft_npu.state_folder import learning, ngrams_path
 from omnidraft_npu.errors import StateError
 try:
     with learning(state.bundle, "target"):

@@ -6,11 +6,12 @@ import onnxruntime
 import pytest
 from tiny_bundle import CONTEXT, write_bundle
 
-from omnidraft_npu.bridge.ngram_file import ngrams_path, read_entries
+from omnidraft_npu.bridge.ngram_file import read_entries
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.errors import BundleError, ConfigError, PromptError
 from omnidraft_npu.files import sha256_of
 from omnidraft_npu.runtime.session import Session, open_session
+from omnidraft_npu.state_folder import ngrams_path
 
 PROMPTS = ("a", "abc cab b", "ccc aab  bca cab abcabc ba", " c")
 

@@ -16,11 +16,11 @@ from omnidraft_npu.bridge.ngram_entries import NgramEntries
 from omnidraft_npu.bridge.ngram_file import (
     NgramStore,
     PairKey,
-    ngrams_path,
     read_entries,
     write_entries,
 )
 from omnidraft_npu.errors import BundleError
+from omnidraft_npu.state_folder import ngrams_path
 
 KEY = PairKey(drafter_sha256="d" * 64, target_sha256="t" * 64)
 OTHER = PairKey(drafter_sha256="e" * 64, target_sha256="t" * 64)

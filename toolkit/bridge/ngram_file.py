@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import BundleError
-from ..files import remove_leftovers, write_safetensors
-from ..locks import exclusive
+from ..files import write_safetensors
+from ..state_folder import saving_ngrams
 from .ngram_cache import DEFAULT_MAX_BYTES
 from .ngram_entries import NgramEntries
 
@@ -31,26 +31,16 @@ class PairKey:
         return f"drafter {self.drafter_sha256[:12]}, target {self.target_sha256[:12]}"
 
 
-def ngrams_path(bundle: Path, target_name: str) -> Path:
-    """Where a bundle keeps what was learned for a target.
-
-    Raises:
-        BundleError: the name would lead out of that folder.
-    """
-    if Path(target_name).name != target_name:
-        raise BundleError(f"the target's name {target_name!r} is a path: export the bundle again")
-    return bundle / "state" / "ngrams" / f"{target_name}.safetensors"
-
-
 def write_entries(path: Path, entries: NgramEntries, key: PairKey) -> None:
-    """Write one safetensors file, atomically, marked with both tokenizers' content hashes."""
+    """Write one safetensors file, for its user alone, with both tokenizers' content hashes."""
     metadata = {
         "format": "omnidraft-npu n-grams",
         "format_version": str(FORMAT_VERSION),
         "drafter_tokenizer_sha256": key.drafter_sha256,
         "target_tokenizer_sha256": key.target_sha256,
     }
-    write_safetensors(path, {name: getattr(entries, name) for name in _ARRAYS}, metadata)
+    arrays = {name: getattr(entries, name) for name in _ARRAYS}
+    write_safetensors(path, arrays, metadata, private=True)
 
 
 def read_entries(path: Path) -> tuple[NgramEntries, PairKey]:
@@ -126,9 +116,7 @@ class NgramStore:
         Raises:
             OSError: the folder cannot be written.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(self.path.with_suffix(".lock"), lambda: None):
-            remove_leftovers(self.path.parent, of=self.own_path.name)
+        with saving_ngrams(self.path):
             yield
 
     def read(self) -> NgramEntries:
@@ -147,7 +135,6 @@ class NgramStore:
             OSError: it cannot be written.
         """
         path = self.own_path
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_entries(path, entries.pruned(self.max_bytes), self.key)
 
     def load(self) -> NgramEntries:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from ..bundle import MANIFEST
+from ..bundle import MANIFEST, open_bundle
 from ..errors import ConfigError, StateError
+from ..forgetting import erase_learned, find_learned
 from ..printing import echo
-from ..state_folder import adapters_path, bytes_learned, erase_learned, learning
+from ..state_folder import check_links, learned_targets, learning
 from .opened_adapters import OpenedAdapters, print_json, print_table
 
 _bundle = click.argument("bundle", type=click.Path(path_type=Path))
@@ -225,29 +226,29 @@ def rollback(bundle: Path, version: int | None, target: str | None) -> None:
 
 @command.command()
 @_bundle
-@_target
+@click.option("--target", help="Which target of the bundle [default: all].")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def forget(bundle: Path, target: str | None, yes: bool) -> None:
-    """Erase all adapters and training examples of a target of BUNDLE.
+    """Erase all that BUNDLE has learned: adapters, training examples and n-gram caches.
 
-    Learned spellings stay: `omnidraft-npu cache prune --max-bytes 0` erases them.
+    With --target, only what was learned for that target. Files of others in `state/` stay.
 
     \b
     Examples:
       omnidraft-npu adapters forget bundle --yes
       omnidraft-npu adapters forget bundle --target gemma3-270m --yes
     """
-    opened = OpenedAdapters.of(bundle, target)
-    name = opened.target.name
-    found = bytes_learned(bundle, name)
-    examples = opened.replay_facts()["examples"]
-    versions = len(list(adapters_path(bundle, name).glob("v*.onnx_adapter")))
-    what = f"{versions} adapters and {examples:,} examples for {name}, {found:,} bytes"
-    if not yes and found:
-        _ask(f"Erase {what}?")
-    with learning(bundle, name):
-        erase_learned(bundle, name)
-    echo(f"erased {what}", err=True)
+    opened = open_bundle(bundle)
+    check_links(bundle)
+    names = learned_targets(bundle) | set(opened.manifest.targets)
+    if target is not None:
+        # What was learned for a target that a later export left out can be erased too.
+        names = {target} if target in names else {opened.target(target).name}
+    found = find_learned(bundle, names)
+    if not yes and found.files:
+        _ask(f"Erase {found}, {found.num_bytes:,} bytes?")
+    erased, num_bytes = erase_learned(bundle, names)
+    echo(f"erased {erased}, {num_bytes:,} bytes", err=True)
 
 
 @contextlib.contextmanager

@@ -10,11 +10,12 @@ import click
 
 from ..bridge.ngram_cache import DEFAULT_MAX_BYTES
 from ..bridge.ngram_entries import NgramEntries
-from ..bridge.ngram_file import NgramStore, PairKey, ngrams_path, read_entries
+from ..bridge.ngram_file import NgramStore, PairKey, read_entries
 from ..bundle import Bundle, open_bundle
 from ..errors import BundleError, ConfigError
 from ..manifest import ModelEntry
 from ..printing import echo, echo_json
+from ..state_folder import check_state, ngrams_path
 
 _bundle = click.argument("bundle", type=click.Path(path_type=Path))
 _target = click.option("--target", help="Which target of the bundle [default: the first].")
@@ -39,6 +40,7 @@ class _Opened:
             drafter_sha256=bundle.manifest.drafter.tokenizer_sha256,
             target_sha256=entry.tokenizer_sha256,
         )
+        check_state(path, [entry.name])
         store = NgramStore(path=ngrams_path(path, entry.name), key=key)
         return cls(bundle=bundle, target=entry, store=store)
 
@@ -124,7 +126,10 @@ def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
     opened = _Opened.of(bundle, target)
     added = []
     for other in others:
-        path = ngrams_path(other, opened.target.name) if other.is_dir() else other
+        path = other
+        if other.is_dir():
+            check_state(other, [opened.target.name])
+            path = ngrams_path(other, opened.target.name)
         if not path.is_file():
             raise BundleError(
                 f"{path} does not exist or is not a file: name a cache file, or a bundle that has "

@@ -85,10 +85,12 @@ def encode_prompts(
 
 
 def tell_devices(session: "Session", draft_tokens: int) -> None:
-    """Say on stderr what runs on the CPU and why, and which drafts exceed the NPU's graph."""
+    """Report what runs on the CPU and why, a `state/` that is not used, and too long drafts."""
     pair = session.pair
     if pair.notice:
         echo(pair.notice, err=True)
+    if pair.state_problem:
+        echo(f"decoding without what was learned: {pair.state_problem}", err=True)
     length = pair.target.graph.pass_length
     if pair.proposer is None or length is None or draft_tokens < length:
         return

@@ -9,7 +9,7 @@ from ..errors import BundleError, StateError
 from ..files import bytes_of
 from ..manifest import ModelEntry
 from ..printing import echo_json
-from ..state_folder import adapters_path, replay_path
+from ..state_folder import adapters_path, check_state, replay_path
 
 if TYPE_CHECKING:
     from omnidraft_npu.runtime.adapter_record import AdapterRecord
@@ -32,6 +32,7 @@ class OpenedAdapters:
 
         bundle = open_bundle(path)
         entry = bundle.target(target)
+        check_state(path, [entry.name])
         store = AdapterStore(adapters_path(path, entry.name), AdapterKey.of(bundle, entry))
         return cls(bundle=bundle, target=entry, store=store)
 

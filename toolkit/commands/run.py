@@ -52,7 +52,9 @@ if TYPE_CHECKING:
 )
 @click.option("--no-draft", is_flag=True, help="Decode with the target alone.")
 @click.option(
-    "--no-learn", is_flag=True, help="Keep nothing of this answer for the drafter to learn from."
+    "--no-learn",
+    is_flag=True,
+    help="Use and keep nothing that is learned: neither read nor write the bundle's `state/`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
 def command(
@@ -133,7 +135,8 @@ def command(
         proposer=proposer,
         draft_mode=draft_mode,
         devices=devices,
-        recalls=seed is None,
+        recalls=seed is None and not no_learn,
+        keeps=not no_learn,
     )
     if draft_mode == "paper" and temperature > 0 and not no_draft:
         echo(
