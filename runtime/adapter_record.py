@@ -1,12 +1,11 @@
 """What is known of an adapter version: the document beside its file."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from omnidraft_npu.documents import read_document
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.files import sha256_of
-from omnidraft_npu.manifest import read_record
 
 from .adapter_files import AdapterKey
 
@@ -58,14 +57,12 @@ def read_adapter_record(path: Path, version: int, adapter: Path) -> AdapterRecor
         BundleError: the record cannot be read or is of another version, or the file is not the
             one that it was written for.
     """
+    advice = "it is no record, or another version wrote it"
+    record = read_document(path, AdapterRecord, advice=advice, is_closed=True)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        record: AdapterRecord = read_record(AdapterRecord, document, "adapter")
         found = sha256_of(adapter)
-    except BundleError as error:
-        raise BundleError(f"{path} is no record, or another version wrote it") from error
-    except UNREADABLE as error:
-        raise BundleError(f"{path} cannot be read ({error})") from error
+    except OSError as error:
+        raise BundleError(f"{adapter} cannot be read ({error.strerror})") from error
     if record.version != version or not 0 <= record.parent < version:
         raise BundleError(f"{path} is not the record of version {version}")
     if found != record.sha256:
