@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from omnidraft_npu import acceptance_head
 from omnidraft_npu.bundle import Bundle
+from omnidraft_npu.documents import Count
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.files import atomic_path
 from omnidraft_npu.manifest import ModelEntry
@@ -36,7 +37,7 @@ class AdapterKey:
     drafter_sha256: str
     """Of the drafter's weights."""
     target_tokenizer_sha256: str
-    rank: int
+    rank: Count
 
     @classmethod
     def of(cls, bundle: Bundle, target: ModelEntry) -> "AdapterKey":

@@ -2,41 +2,34 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from omnidraft_npu.documents import read_document
+from omnidraft_npu.array_files import MAX_FILE_BYTES
+from omnidraft_npu.documents import Count, check_regular, read_document
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.files import sha256_of
 
 from .adapter_files import AdapterKey
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Literal[1] = 1
 
-UNREADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
-"""What reading a JSON document of another form than ours raises."""
+_ADVICE = "it is of no use"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterRecord:
     """What is known of a version."""
 
-    format_version: int = FORMAT_VERSION
-    version: int
-    parent: int
+    format_version: Literal[1] = FORMAT_VERSION
+    version: Count
+    parent: Count
     """The version that it goes on from; `BASE` for the drafter as it was exported."""
     key: AdapterKey
     sha256: str
     """Of the `.onnx_adapter` file."""
-    num_examples: int = 0
+    num_examples: Count = 0
     """Responses that it learned from, its parents' left out."""
-    num_updates: int = 0
+    num_updates: Count = 0
     acceptance_before: float | None = None
     """Of drafts on held-back responses with the parent; None where it was not measured."""
     acceptance_after: float | None = None
@@ -57,12 +50,12 @@ def read_adapter_record(path: Path, version: int, adapter: Path) -> AdapterRecor
         BundleError: the record cannot be read or is of another version, or the file is not the
             one that it was written for.
     """
-    advice = "it is no record, or another version wrote it"
-    record = read_document(path, AdapterRecord, advice=advice, is_closed=True)
+    record = read_document(path, AdapterRecord, advice=_ADVICE, is_closed=True)
+    check_regular(adapter, advice=_ADVICE, max_bytes=MAX_FILE_BYTES)
     try:
         found = sha256_of(adapter)
     except OSError as error:
-        raise BundleError(f"{adapter} cannot be read ({error.strerror})") from error
+        raise BundleError(f"{adapter} cannot be read ({error.strerror}): {_ADVICE}") from error
     if record.version != version or not 0 <= record.parent < version:
         raise BundleError(f"{path} is not the record of version {version}")
     if found != record.sha256:

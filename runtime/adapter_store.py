@@ -8,21 +8,22 @@ place and renamed into it, so a crash leaves the last good state.
 
 import contextlib
 import dataclasses
-import json
 import logging
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.documents import Count, read_document
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.files import bytes_of, private_folder, sha256_of, write_json
 from omnidraft_npu.state_folder import learned_in
 
 from .adapter_files import AdapterKey, Tensors, check_tensors, read_adapter, write_adapter
-from .adapter_record import UNREADABLE, AdapterRecord, read_adapter_record
+from .adapter_record import AdapterRecord, read_adapter_record
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,14 @@ _KEY_WORDS = {
 }
 _MAX_ANCESTORS = 8
 _RECORD = re.compile(r"v(\d{4,})\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    """`current.json`."""
+
+    version: Count
+    ancestors: tuple[Count, ...] = ()
 
 
 class AdapterStore:
@@ -193,13 +202,14 @@ class AdapterStore:
     def _chosen(self) -> list[int]:
         """The version chosen last, and those that it goes on from; the last is always `BASE`."""
         path = self.folder / "current.json"
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            return [int(v) for v in (document["version"], *document.get("ancestors", []))] + [BASE]
-        except FileNotFoundError:
+        if not path.exists():
             return [BASE]
-        except UNREADABLE as error:
-            self._tell(f"{path} cannot be read ({error}): the newest adapter that helps is used")
+        try:
+            advice = "the newest adapter that helps is used"
+            chosen = read_document(path, _Chosen, advice=advice)
+            return [chosen.version, *chosen.ancestors, BASE]
+        except BundleError as error:
+            self._tell(str(error))
             helps = [r.version for r in self.records() if not r.is_worse]
             return [*reversed(helps), BASE]
 

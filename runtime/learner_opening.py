@@ -80,4 +80,5 @@ def maker_of(pair: OpenedPair, bundle: Bundle, drafter: OpenedModel) -> Maker:
         drafter_sha256=drafter.entry.tokenizer_sha256,
         target_sha256=target.entry.tokenizer_sha256,
     )
+    trie.check_sizes(num_pieces=drafter.graph.vocab_size, num_targets=target.entry.vocab_size)
     return ExampleMaker(pair.encoder, target.vocabulary, trie_paths(trie), num_top=NUM_TOP)

@@ -5,10 +5,14 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.array_files import read_arrays
+from omnidraft_npu.documents import Count, convert_document, parse_document
+from omnidraft_npu.errors import BundleError
 from omnidraft_npu.files import private_folder, write_safetensors
 from omnidraft_npu.replay import TRAINING_FILE
 
@@ -25,13 +29,13 @@ FORMAT_VERSION = 1
 class Progress:
     """What has been learned from."""
 
-    parent: int = BASE
+    parent: Count = BASE
     """The adapter version that training went on from."""
-    newest: int = 0
+    newest: Count = 0
     """Number of the newest example that was learned from."""
-    num_examples: int = 0
+    num_examples: Count = 0
     """Learned from since the parent."""
-    num_updates: int = 0
+    num_updates: Count = 0
     """Steps of the optimiser since the parent."""
 
 
@@ -63,20 +67,28 @@ def read_training(
     Of no use is what is missing, damaged (said), or was trained for another drafter, target or
     rank.
     """
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         return Progress(), {}
     try:
-        with safe_open(path, "numpy") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format_version") != str(FORMAT_VERSION):
-                raise ValueError(f"its format version is {metadata.get('format_version')}")
-            if json.loads(metadata["key"]) != dataclasses.asdict(key):
-                return Progress(), {}
-            progress = Progress(**json.loads(metadata["progress"]))
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("learning goes on from the adapter in use: %s is damaged (%s)", path, error)
+        state, metadata = read_arrays(path, None, advice="delete it", what="a state of learning")
+        marks = convert_document(metadata, _Marks, f"{path}: its metadata", advice="delete it")
+        where = f"{path}: its metadata"
+        made_for = parse_document(marks.key, dict[str, Any], where, advice="delete it")
+        if made_for != dataclasses.asdict(key):
+            return Progress(), {}
+        progress = parse_document(
+            marks.progress, Progress, where, advice="delete it", is_closed=True
+        )
+    except BundleError as error:
+        logger.warning("learning goes on from the adapter in use: %s", error)
         return Progress(), {}
     return progress, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Marks:
+    """The file's metadata."""
+
+    format_version: Literal["1"]
+    key: str
+    progress: str

@@ -226,6 +226,7 @@ def open_pair(
     trie, learned = None, None
     if draft_mode in ("auto", "full", "paper"):
         trie = SpellingTrie.load(bundle.path(spelling_path(opened.entry)), **hashes)
+        trie.check_sizes(num_pieces=drafter.graph.vocab_size, num_targets=opened.entry.vocab_size)
     elif draft_mode in ("cache", "direct"):
         direct = direct_spellings(drafter.vocabulary, opened.vocabulary)
         if draft_mode == "direct":

@@ -146,8 +146,8 @@ def convert_document(
     if is_closed:
         for place, key in _unknown_keys(document, msgspec.to_builtins(value), ""):
             raise error(
-                f"{where}{place and ': '}{place} has the unknown key {shown_value(key)}, which "
-                f"another version may have written: {advice}"
+                f"{where}{place and ': '}{place} has the unknown key {shown_value(key)} (perhaps "
+                f"another version wrote it): {advice}"
             )
     return value
 
@@ -167,22 +167,42 @@ def read_bytes(
             regular file (a pipe would wait for a writer).
     """
     where = shown or str(path)
+    check_regular(path, error=error, advice=advice, shown=where, max_bytes=max_bytes)
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise error(f"{where} cannot be read ({problem.strerror}): {advice}") from problem
+
+
+def check_regular(
+    path: Path,
+    *,
+    error: type[OmniDraftError] = BundleError,
+    advice: str = "export the bundle again",
+    shown: str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> None:
+    """Pass if `path` is a file that `read_bytes` would read; nothing is opened.
+
+    Raises:
+        OmniDraftError: as for `read_bytes`.
+    """
+    where = shown or str(path)
     try:
         found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise error(f"{where} is not a regular file: {advice}")
-        if found.st_size > max_bytes:
-            raise error(
-                f"{where} has {found.st_size} bytes, more than the {max_bytes} that such a file "
-                f"may have: {advice}"
-            )
-        return path.read_bytes()
-    except FileNotFoundError as problem:
+    except (FileNotFoundError, NotADirectoryError) as problem:
         raise error(f"{where} does not exist: {advice}") from problem
     except ValueError as problem:  # a NUL in the name
         raise error(f"{where!r} is not the name of a file: {advice}") from problem
     except OSError as problem:
         raise error(f"{where} cannot be read ({problem.strerror}): {advice}") from problem
+    if not stat.S_ISREG(found.st_mode):
+        raise error(f"{where} is not a regular file: {advice}")
+    if found.st_size > max_bytes:
+        raise error(
+            f"{where} has {found.st_size} bytes, more than the {max_bytes} that such a file may "
+            f"have: {advice}"
+        )
 
 
 def _unknown_keys(document: Any, known: Any, where: str) -> Iterator[tuple[str, str]]:

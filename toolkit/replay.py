@@ -29,7 +29,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .array_files import read_arrays
 from .distillation import Ids, PieceLaws
+from .documents import shown_value
 from .errors import BundleError
 from .files import bytes_of, private_folder, write_safetensors
 from .state_folder import learned_in
@@ -46,6 +48,14 @@ Flags = npt.NDArray[np.bool_]
 
 _LAWS = ("top_ids", "top_probs")
 _OTHERS = ("pieces", "tokens", "is_drafted", "is_direct")
+_KINDS: dict[str, tuple[type[np.generic], int]] = {
+    "top_ids": (np.int32, 2),
+    "top_probs": (np.float16, 2),
+    "pieces": (np.int32, 1),
+    "tokens": (np.int32, 1),
+    "is_drafted": (np.bool_, 1),
+    "is_direct": (np.bool_, 1),
+}
 _NAME = re.compile(r"(\d{8})(-[0-9a-f]{16})?\.safetensors")
 
 
@@ -164,26 +174,20 @@ class ReplayBuffer:
         Raises:
             BundleError: the file is damaged or of another format.
         """
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, "numpy") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format_version") != str(FORMAT_VERSION):
-                    raise ValueError(f"its format version is {metadata.get('format_version')}")
-                if metadata.get("pair") != self.pair:
-                    return None
-                tensors = {name: file.get_tensor(name) for name in (*_LAWS, *_OTHERS)}
-            if _digest(tensors) != metadata.get("sha256"):
-                raise ValueError("it was changed since it was written")
-            ids, probs = (tensors.pop(name) for name in _LAWS)
-            laws = PieceLaws(ids=ids, probs=probs.astype(np.float32))
-            example = Example(laws=laws, **tensors)
-            _check(example)
-        except FileNotFoundError:
+        if not path.exists():
             return None
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
-            raise BundleError(f"{path} cannot be read ({error}): delete it") from error
+        tensors, metadata = read_arrays(path, _KINDS, advice="delete it", what="an example")
+        if (version := metadata.get("format_version")) != str(FORMAT_VERSION):
+            raise BundleError(f"{path} has format version {shown_value(version)}: delete it")
+        if metadata.get("pair") != self.pair:
+            return None
+        if _digest(tensors) != metadata.get("sha256"):
+            raise BundleError(f"{path} was changed since it was written: delete it")
+        ids, probs = (tensors.pop(name) for name in _LAWS)
+        laws = PieceLaws(ids=ids, probs=probs.astype(np.float32))
+        example = Example(laws=laws, **tensors)
+        if not _fits(example):
+            raise BundleError(f"{path} holds arrays that do not fit together: delete it")
         return example
 
 
@@ -196,18 +200,16 @@ def _digest(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def _check(example: Example) -> None:
+def _fits(example: Example) -> bool:
     pieces, ids, probs = example.pieces, example.laws.ids, example.laws.probs
     others = (example.tokens, example.is_drafted, example.is_direct)
-    fits = (
-        pieces.ndim == 1
-        and ids.ndim == 2
-        and ids.shape == probs.shape
+    return (
+        ids.shape == probs.shape
         and 0 < len(ids) <= len(pieces)
+        and ids.shape[1] > 0
         and all(other.shape == (len(ids),) for other in others)
         and min(pieces.min(), ids.min()) >= 0
         and bool(np.isfinite(probs).all())
         and float(probs.min()) >= 0
+        and bool((np.diff(example.tokens, prepend=0) >= 0).all())
     )
-    if not fits:
-        raise ValueError("its arrays do not fit together")

@@ -5,9 +5,12 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from ..array_files import read_arrays
+from ..documents import convert_document
 from ..errors import BundleError
 from ..files import write_safetensors
 from ..state_folder import saving_ngrams
@@ -49,42 +52,42 @@ def read_entries(path: Path) -> tuple[NgramEntries, PairKey]:
     Raises:
         BundleError: the file is no n-gram cache, is damaged or of a newer format.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "numpy") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format_version") != str(FORMAT_VERSION):
-                raise ValueError(f"its format version is {metadata.get('format_version')}")
-            key = PairKey(
-                drafter_sha256=metadata["drafter_tokenizer_sha256"],
-                target_sha256=metadata["target_tokenizer_sha256"],
-            )
-            entries = NgramEntries(**{name: file.get_tensor(name) for name in _ARRAYS})
-        _check(entries)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise BundleError(
-            f"{path} is not an n-gram cache that this tool can read ({error}): move it away"
-        ) from error
+    advice = "move it away"
+    what = "an n-gram cache"
+    kinds = dict.fromkeys(_ARRAYS, (np.int32, 1))
+    arrays, metadata = read_arrays(path, kinds, advice=advice, what=what)
+    where = f"{path} is not {what} that this tool can read: it"
+    marks = convert_document(metadata, _Marks, where, advice=advice)
+    entries = NgramEntries(**arrays)
+    if not _fits(entries):
+        raise BundleError(f"{path} is not {what} that is whole: {advice}")
+    key = PairKey(
+        drafter_sha256=marks.drafter_tokenizer_sha256,
+        target_sha256=marks.target_tokenizer_sha256,
+    )
     return entries, key
 
 
-def _check(entries: NgramEntries) -> None:
-    """Refuse arrays that do not fit together."""
-    arrays = [getattr(entries, name) for name in _ARRAYS]
-    if any(array.dtype != np.int32 or array.ndim != 1 for array in arrays):
-        raise ValueError("its arrays are of another type")
-    fits = (
+@dataclass(frozen=True, kw_only=True)
+class _Marks:
+    """The file's metadata."""
+
+    format_version: Literal["1"]
+    drafter_tokenizer_sha256: str
+    target_tokenizer_sha256: str
+
+
+def _fits(entries: NgramEntries) -> bool:
+    """Whether the arrays fit together."""
+    return (
         len(entries.offsets) == len(entries) + 1
         and len(entries.uses) == len(entries) == len(np.unique(entries.token_ids))
         and entries.offsets[0] == 0
         and entries.offsets[-1] == len(entries.pieces)
-        and all((np.diff(entries.offsets) >= 2).tolist())
+        and bool((np.diff(entries.offsets) >= 2).all())
         and min(entries.uses.min(initial=1) - 1, entries.token_ids.min(initial=0)) >= 0
         and entries.pieces.min(initial=0) >= 0
     )
-    if not fits:
-        raise ValueError("its arrays do not fit together")
 
 
 @dataclass(kw_only=True)

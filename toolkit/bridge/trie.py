@@ -1,16 +1,16 @@
 """The spelling trie: all spellings in flat arrays, numbered so that a subtree is a range."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..array_files import map_int32
+from ..documents import shown_text, shown_value
 from ..errors import BundleError
 from ..files import write_safetensors
 from ..proposal import ROOT, Probs
@@ -167,11 +167,12 @@ class SpellingTrie:
         Raises:
             BundleError: the file is damaged, of a newer format or made for other tokenizers.
         """
-        arrays, metadata = _map_safetensors(path)
+        names = [field.name for field in dataclasses.fields(cls)]
+        arrays, metadata = map_int32(path, names, advice="export the bundle again")
         if metadata.get("format_version") != str(FORMAT_VERSION):
             raise BundleError(
-                f"{path.name} has format version {metadata.get('format_version')}, this tool reads "
-                f"{FORMAT_VERSION}: export the bundle again"
+                f"{path.name} has format version {shown_value(metadata.get('format_version'))}, "
+                f"this tool reads {FORMAT_VERSION}: export the bundle again"
             )
         for key, expected in (
             ("drafter_tokenizer_sha256", drafter_sha256),
@@ -180,30 +181,90 @@ class SpellingTrie:
             if metadata.get(key) != expected:
                 raise BundleError(
                     f"{path.name} was made for a {key.replace('_sha256', '').replace('_', ' ')} "
-                    f"with sha256 {metadata.get(key)}, this one has {expected}: "
+                    f"with sha256 {shown_text(str(metadata.get(key)))}, this one has {expected}: "
                     "export the bundle again"
                 )
-        try:
-            trie = cls(**{f.name: arrays[f.name] for f in dataclasses.fields(cls)})
-        except KeyError as error:
-            raise BundleError(
-                f"{path.name} lacks {error.args[0]!r}: export the bundle again"
-            ) from error
-        trie._check(path)
+        trie = cls(**arrays)
+        if not trie._is_whole():
+            raise BundleError(f"{path.name} is damaged: export the bundle again")
         return trie
 
-    def _check(self, path: Path) -> None:
-        """Refuse arrays whose sizes do not fit together."""
-        nodes = self.num_nodes
-        fits = (
+    def check_sizes(self, *, num_pieces: int, num_targets: int) -> None:
+        """Pass if the trie is for vocabularies of these sizes.
+
+        Raises:
+            BundleError: it holds a piece or a token past them, or not every token.
+        """
+        largest = max(self.child_pieces.max(initial=-1), self.aliases.max(initial=-1))
+        if largest >= num_pieces or len(self.token_nodes) != num_targets:
+            raise BundleError(
+                f"the spellings are for other models: they have the piece {largest} and "
+                f"{len(self.token_nodes)} tokens, the drafter has {num_pieces} pieces, the target "
+                f"{num_targets} tokens: export the bundle again"
+            )
+
+    def _is_whole(self) -> bool:
+        """Whether the arrays are those of a trie; every index in them can then be followed."""
+        nodes, tokens = len(self.subtree_ends), len(self.token_ids)
+        shapes = {
+            "child_offsets": (nodes + 1,),
+            "child_pieces": (nodes - 1,),
+            "child_nodes": (nodes - 1,),
+            "subtree_ends": (nodes,),
+            "token_offsets": (nodes + 1,),
+            "token_ids": (tokens,),
+            "token_nodes": (len(self.token_nodes),),
+            "aliases": (len(self.aliases), 2),
+        }
+        return (
             nodes > 0
-            and len(self.child_offsets) == len(self.token_offsets) == nodes + 1
-            and len(self.child_pieces) == len(self.child_nodes) == nodes - 1
-            and self.child_offsets[-1] == nodes - 1
-            and self.token_offsets[-1] == len(self.token_ids)
+            and all(getattr(self, name).shape == shape for name, shape in shapes.items())
+            and _are_offsets(self.child_offsets, nodes - 1)
+            and _are_offsets(self.token_offsets, tokens)
+            and self._is_depth_first()
+            and self._has_its_tokens()
+            and self.aliases.min(initial=0) >= 0
         )
-        if not fits:
-            raise BundleError(f"{path.name} is damaged: export the bundle again")
+
+    def _is_depth_first(self) -> bool:
+        """Whether children follow their parents, and fill their subtrees, by rising piece."""
+        counts = np.diff(self.child_offsets)
+        parents = np.repeat(np.arange(self.num_nodes), counts)
+        firsts, lasts = self.child_offsets[:-1][counts > 0], self.child_offsets[1:][counts > 0] - 1
+        children, ends = self.child_nodes, self.subtree_ends
+        if children.min(initial=1) < 1 or children.max(initial=0) >= self.num_nodes:
+            return False
+        is_first = np.zeros(len(children), np.bool_)
+        is_first[firsts] = True
+        before = ends[np.roll(children, 1)]
+        inner = np.flatnonzero(counts > 0)
+        return bool(
+            ends[0] == self.num_nodes
+            and np.array_equal(children, np.where(is_first, parents + 1, before))
+            and np.array_equal(ends[children[lasts]], ends[inner])
+            and np.array_equal(ends[counts == 0], np.flatnonzero(counts == 0) + 1)
+            and (is_first[1:] | (np.diff(self.child_pieces) > 0)).all()
+            and self.child_pieces.min(initial=0) >= 0
+        )
+
+    def _has_its_tokens(self) -> bool:
+        """Whether every token ends where its node says, and every leaf has one."""
+        counts, ids = np.diff(self.token_offsets), self.token_ids
+        if ids.min(initial=0) < 0 or ids.max(initial=-1) >= len(self.token_nodes):
+            return False
+        is_leaf = np.diff(self.child_offsets) == 0
+        is_leaf[0] = False
+        return bool(
+            counts[0] == 0
+            and (counts[is_leaf] > 0).all()
+            and np.array_equal(self.token_nodes[ids], np.repeat(np.arange(len(counts)), counts))
+            and np.count_nonzero(self.token_nodes != -1) == len(ids)
+        )
+
+
+def _are_offsets(offsets: Ids, total: int) -> bool:
+    """Whether these are rising, from 0 to `total`."""
+    return bool(offsets[0] == 0 and offsets[-1] == total and (np.diff(offsets) >= 0).all())
 
 
 def _starts(groups: npt.NDArray[np.int64], num_groups: int) -> Ids:
@@ -233,24 +294,3 @@ def _depth_first(
         first = np.maximum.accumulate(np.where(is_first, np.arange(end - start), 0))
         order[start:end] = order[above] + 1 + before - before[first]
     return order, sizes
-
-
-def _map_safetensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
-    """Memory-mapped int32 arrays of a safetensors file, and its metadata."""
-    try:
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if header_bytes > path.stat().st_size:
-                raise ValueError("its header does not fit into it")
-            header = json.loads(file.read(header_bytes))
-        metadata = header.pop("__metadata__", {})
-        data = np.memmap(path, np.uint8, mode="r", offset=8 + header_bytes).view(np.ndarray)
-        arrays = {}
-        for name, entry in header.items():
-            start, end = entry["data_offsets"]
-            arrays[name] = data[start:end].view("<i4").reshape(entry["shape"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(
-            f"{path.name} cannot be read ({error}): export the bundle again"
-        ) from error
-    return arrays, metadata
