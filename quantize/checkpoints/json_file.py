@@ -1,10 +1,15 @@
 """JSON documents of a checkpoint."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from omnidraft_npu.documents import read_document
 from omnidraft_npu.errors import CheckpointError, OmniDraftError
+
+from .file_kind import refuse_foreign
+
+_MAX_BYTES = 64 * 2**20
+"""A tokenizer's settings repeat its added tokens; an index names every tensor."""
 
 
 def read_object(
@@ -17,18 +22,16 @@ def read_object(
         CheckpointError: or `error_type`; the file is missing, unreadable or no JSON object.
     """
     shown = f"{path.parent.name}/{path.name}"
-    if not path.is_file():
-        if optional:
+    if not path.exists():
+        if optional and not path.is_symlink():
             return {}
         raise error_type(f"{shown} is missing; get the whole checkpoint, with its documents")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise error_type(f"cannot read {shown}: {error.strerror}") from error
-    except ValueError as error:
-        raise error_type(f"{shown} is not JSON: {error}; get the file again") from error
-    except RecursionError as error:
-        raise error_type(f"{shown} is nested too deeply; get the file again") from error
-    if not isinstance(document, dict):
-        raise error_type(f"{shown} is not a JSON object; get the file again")
-    return document
+    refuse_foreign(path, shown, error_type=error_type)
+    return read_document(
+        path,
+        dict[str, Any],
+        error=error_type,
+        advice="get the file again",
+        shown=shown,
+        max_bytes=_MAX_BYTES,
+    )

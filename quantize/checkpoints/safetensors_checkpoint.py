@@ -11,15 +11,25 @@ from omnidraft_npu.errors import CheckpointError
 from ..architecture import DecoderConfig
 from ..tokenization.hf_tokenizer import read_tokenizer
 from .checkpoint import SourceFiles
+from .file_kind import refuse_foreign
 from .hf_config import decoder_config
 from .json_file import read_object
 from .safetensors_file import read_header
 from .stored_checkpoint import StoredCheckpoint, Tensor, match_tensors, refuse_unused
-from .stored_tensor import StoredTensor, have_equal_bytes
+from .stored_tensor import FLOAT_ENCODINGS, StoredTensor, have_equal_values
 from .tensor_names import hugging_face_name
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+
+# Read by others later; that a download of one failed is best found first.
+_TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
 
 # Where the decoder and its head lie: text models, multimodal ones old and new, bare decoders.
 _PLACES = (
@@ -36,6 +46,8 @@ def open_folder(folder: Path) -> StoredCheckpoint:
     Raises:
         CheckpointError: something is missing, damaged or not supported.
     """
+    for name in _TEXT_FILES:
+        refuse_foreign(folder / name, f"{folder.name}/{name}")
     document = read_object(folder / "config.json")
     found = _tensors_of(folder)
     config = decoder_config(document, f"{folder.name}/config.json", num_tensors=len(found))
@@ -70,16 +82,33 @@ def _tensors_of(folder: Path) -> dict[str, StoredTensor]:
                 f"{folder.name}: shard {shard} is missing, {_INDEX} names it; "
                 "get the checkpoint again"
             )
-        found |= read_header(folder / shard)
+        held = read_header(folder / shard)
+        if repeated := found.keys() & held.keys():
+            name = min(repeated)
+            raise CheckpointError(
+                f"{folder.name}: tensor {name} is in {found[name].path.name} and in {shard}; "
+                "get the checkpoint again"
+            )
+        found |= held
     return found
 
 
 def _no_weights(folder: Path) -> CheckpointError:
-    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    if shards := [name for name in names if name.endswith(".safetensors")]:
+        return CheckpointError(
+            f"{folder.name} has {shards[0]} but neither {_SINGLE} nor {_INDEX}; get the checkpoint "
+            "again"
+        )
     if pickled:
         return CheckpointError(
             f"{folder.name} holds pickled weights only ({pickled[0]}), which can run code when "
             "they are loaded: convert them to safetensors (save_pretrained of transformers does)"
+        )
+    if gguf := [name for name in names if name.endswith(".gguf")]:
+        return CheckpointError(
+            f"{folder.name} holds no safetensors but a GGUF file; give it: {folder / gguf[0]}"
         )
     return CheckpointError(
         f"{folder.name} has neither {_SINGLE} nor {_INDEX}; get the checkpoint again"
@@ -112,7 +141,7 @@ def _match(
 
 def _require_equal(embedding: StoredTensor, head: StoredTensor, source: str) -> None:
     """A head that is tied and nevertheless stored is one of the rare reasons to read early."""
-    if not have_equal_bytes(embedding, head):
+    if head.encoding not in FLOAT_ENCODINGS or not have_equal_values(embedding, head):
         raise CheckpointError(
             f"{source}: tie_word_embeddings is true but {head.name} differs from "
             f"{embedding.name}; set it to false in config.json if the head is the one that counts"

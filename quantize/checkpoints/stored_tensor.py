@@ -3,6 +3,7 @@
 Reading costs the float32 result and one block of a few MB, whatever the encoding.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -43,6 +44,11 @@ def stored_bytes(shape: tuple[int, ...], encoding: str) -> int:
     return prod(shape) // values * size
 
 
+def fits_blocks(shape: tuple[int, ...], encoding: str) -> bool:
+    """Whether rows of a supported encoding are whole blocks."""
+    return not shape or shape[-1] % _BLOCKS[encoding][0] == 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
     """Place, shape and encoding of one tensor."""
@@ -66,30 +72,40 @@ class StoredTensor:
             CheckpointError: the file ends early or cannot be read, or a value is NaN or infinite.
         """
         result = np.empty(prod(self.shape), np.float32)
+        done = 0
+        for block in self.blocks():
+            result[done : done + block.size] = block
+            done += block.size
+        values = result.reshape(self.shape)
+        if self.scale is not None:
+            values *= self.scale.read()[:, None]
+        return values
+
+    def blocks(self) -> Iterator[npt.NDArray[np.floating[Any]]]:
+        """The stored numbers in order, unscaled, some at a time; raises as `read` does."""
+        left = prod(self.shape)
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
-                for start in range(0, result.size, _VALUES_A_READ):
-                    block = result[start : start + _VALUES_A_READ]
-                    size = stored_bytes(block.shape, self.encoding)
+                while left:
+                    count = min(left, _VALUES_A_READ)
+                    size = stored_bytes((count,), self.encoding)
                     raw = np.fromfile(file, np.uint8, size)
                     if raw.size != size:
                         raise CheckpointError(
                             f"{self.path.name}: the file ends inside tensor {self.name}; "
                             "get it again"
                         )
-                    block[...] = _decode(raw, self.encoding)
+                    block = _decode(raw, self.encoding)
                     self._check_finite(block)
+                    yield block
+                    left -= count
         except OSError as error:
             raise CheckpointError(
                 f"{self.path.name}: cannot read tensor {self.name}: {error.strerror}"
             ) from error
-        values = result.reshape(self.shape)
-        if self.scale is not None:
-            values *= self.scale.read()[:, None]
-        return values
 
-    def _check_finite(self, values: npt.NDArray[np.float32]) -> None:
+    def _check_finite(self, values: npt.NDArray[np.floating[Any]]) -> None:
         if not np.isfinite(values).all():
             found = "NaN" if np.isnan(values).any() else "an infinite value"
             raise CheckpointError(
@@ -118,21 +134,17 @@ def _decode(raw: npt.NDArray[np.uint8], encoding: str) -> npt.NDArray[np.floatin
     return values.reshape(-1)
 
 
-def have_equal_bytes(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two tensors are stored alike, bit for bit; reads both, a block at a time."""
+def have_equal_values(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors hold the same numbers, however encoded; reads both, block by block.
+
+    Raises:
+        CheckpointError: one cannot be read, or has a value that is not finite.
+    """
     if one == other:
         return True
+    if one.shape != other.shape:
+        return False
     if one.scale is not None or other.scale is not None:
         return np.array_equal(one.read(), other.read())
-    if (one.shape, one.encoding) != (other.shape, other.encoding):
-        return False
-    left = stored_bytes(one.shape, one.encoding)
-    with one.path.open("rb") as first, other.path.open("rb") as second:
-        first.seek(one.offset)
-        second.seek(other.offset)
-        while left:
-            size = min(left, _VALUES_A_READ)
-            if first.read(size) != second.read(size):
-                return False
-            left -= size
-    return True
+    blocks = zip(one.blocks(), other.blocks(), strict=True)
+    return all(np.array_equal(first, second) for first, second in blocks)

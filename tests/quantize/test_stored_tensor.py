@@ -9,7 +9,7 @@ from omnidraft_npu.errors import CheckpointError
 from omnidraft_npu.quantize.checkpoints.stored_tensor import (
     BLOCK_ENCODINGS,
     StoredTensor,
-    have_equal_bytes,
+    have_equal_values,
     stored_bytes,
 )
 
@@ -106,5 +106,5 @@ def test_tensors_are_compared_byte_for_byte(tmp_path, rng):
         for i in range(3)
     )
 
-    assert have_equal_bytes(first, second)
-    assert not have_equal_bytes(first, third)
+    assert have_equal_values(first, second)
+    assert not have_equal_values(first, third)
