@@ -33,6 +33,12 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "residual_scale": (0, 1),
     "embedding_scale": (0, 1),
     "rope.scaling.attn_factor": (0, 1),
+    "rope.dimension_sections": (),
+    "attention.temperature_scale": (0,),
+    "attention.kv_lora_rank": (0,),
+    "attention.q_lora_rank": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.output_gate": (False,),
 }
 
 
@@ -92,22 +98,49 @@ def config_document(
 
 def _own_fields(header: GgufHeader, source: str) -> ConfigFields:
     """The metadata without the architecture's name before the keys."""
+    _refuse_other_kinds(header, source)
     family = header.fields.get("general.architecture")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise CheckpointError(
-            f"{source}: architecture {family!r} is not supported; supported are {SUPPORTED}. "
+            f"{source}: architecture {family!r:.80} is not supported; supported are {SUPPORTED}. "
             f"For another causal LM {USE_FOLDER}"
         )
-    if header.fields.get("split.count", 1) not in (0, 1):
+    if not header.tensors:
         raise CheckpointError(
-            f"{source} is one of {header.fields['split.count']} parts; "
-            "join them first with llama-gguf-split --merge"
+            f"{source} holds a vocabulary only, no weights; give the file of the whole model"
         )
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or not embedding.shape:
         raise CheckpointError(f"{source}: tensor token_embd.weight is missing; get the file again")
     plain = {k.removeprefix(f"{family}."): _plain(v) for k, v in header.fields.items()}
     return ConfigFields(plain, source, other_way=USE_FOLDER)
+
+
+def _refuse_other_kinds(header: GgufHeader, source: str) -> None:
+    """Refuse a GGUF file that is only a part of a model, or no language model."""
+    fields = header.fields
+    count, number = fields.get("split.count", 0), fields.get("split.no", 0)
+    if isinstance(count, int) and count > 1:
+        which = f"part {number + 1}" if isinstance(number, int) else "one"
+        raise CheckpointError(
+            f"{source} is {which} of {count} parts; join them with llama-gguf-split --merge, "
+            "which takes the first part and the name of the result"
+        )
+    kind = fields.get("general.type")
+    if kind == "adapter" or "adapter.type" in fields:
+        raise CheckpointError(
+            f"{source} holds a LoRA adapter, not a model; merge it into its base model "
+            "(llama-export-lora) and give the result"
+        )
+    if kind == "mmproj" or fields.get("general.architecture") == "clip":
+        raise CheckpointError(
+            f"{source} holds the part of a model that reads images or sound (mmproj); give the "
+            "file with its text model"
+        )
+    if kind == "imatrix" or "imatrix.datasets" in fields:
+        raise CheckpointError(
+            f"{source} holds statistics for quantising (imatrix), not a model; give the model"
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 import struct
 import sys
+import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,12 @@ QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 # Gemma's rule for the attention scale and for the kinds of layers is not in the file.
 GEMMA = {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "layer_types": None}
+
+
+def refused(path: Path, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_checkpoint(path)
+    assert "\n" not in str(caught.value)
 
 
 def model_for(architecture: str, **overrides):
@@ -123,7 +131,7 @@ def test_frequency_factors_that_are_not_llama_3s_are_refused(tmp_path):
     ("metadata", "message"),
     [
         ({"general.architecture": "gpt2"}, "'gpt2' is not supported; supported are llama"),
-        ({"split.count": 3}, "one of 3 parts"),
+        ({"split.count": 3}, "part 1 of 3 parts"),
         ({"llama.expert_count": 4}, "mixture of experts is not supported; use its Hugging Face"),
         ({"llama.rope.scaling.type": "yarn"}, "rope_type is 'yarn'"),
         ({"llama.rope.dimension_count": 8}, r"partial_rotary_factor is 0\.5"),
@@ -185,11 +193,13 @@ def test_a_file_cut_at_any_place_is_said_to_be_cut(tmp_path):
 
 def test_what_is_not_a_gguf_is_told_by_its_contents(tmp_path):
     path = tmp_path / "model.gguf"
-    for content in (b"", b"GGU", b"PK\x03\x04 something else"):
+    for content, message in (
+        (b"", "is empty"),
+        (b"GGU", "is not a GGUF file"),
+        (b"PK\x03\x04 something else", "is a ZIP archive"),
+    ):
         path.write_bytes(content)
-
-        with pytest.raises(CheckpointError, match="not a GGUF file"):
-            open_checkpoint(path)
+        refused(path, message)
 
 
 def test_without_the_package_that_decodes_blocks_it_says_how_to_get_it(tmp_path, monkeypatch):
@@ -270,3 +280,89 @@ def test_a_real_model_opens_at_once_and_holds_every_tensor(name):
     assert config.has_tied_head
     if name == "gemma3-270m.gguf":
         assert config.layer_types.count("full") == 3
+
+
+def raw_gguf(path, *fields, tensors=(), num_fields=None, num_tensors=None, data=b""):
+    """A file of hand-made fields ``(key, type, bytes)`` and tensors ``(name, shape, offset)``."""
+
+    def text(value):
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    header = struct.pack(
+        "<4sIQQ",
+        b"GGUF",
+        3,
+        len(tensors) if num_tensors is None else num_tensors,
+        len(fields) if num_fields is None else num_fields,
+    )
+    for key, kind, value in fields:
+        header += text(key) + struct.pack("<I", kind) + value
+    for name, shape, offset in tensors:
+        header += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset)
+    path.write_bytes(header + bytes(-len(header) % 32) + data)
+    return path
+
+
+ARCHITECTURE = ("general.architecture", 8, struct.pack("<Q", 5) + b"llama")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"split.no": 1, "split.count": 5}, "is part 2 of 5 parts; join them with llama-gguf-spl"),
+        ({"general.type": "adapter"}, "holds a LoRA adapter, not a model; merge it"),
+        ({"general.type": "mmproj"}, r"reads images or sound \(mmproj\)"),
+        ({"general.architecture": "clip"}, r"reads images or sound \(mmproj\)"),
+        ({"general.type": "imatrix"}, r"statistics for quantising"),
+        ({"general.architecture": "llama"}, "holds a vocabulary only, no weights"),
+    ],
+)
+def test_a_file_that_is_no_whole_model_is_called_what_it_is(tmp_path, metadata, message):
+    """Later parts of a split file name no architecture."""
+    fields = [
+        (key, 8, struct.pack("<Q", len(value)) + value.encode())
+        if isinstance(value, str)
+        else (key, 2, struct.pack("<H", value))
+        for key, value in metadata.items()
+    ]
+    refused(raw_gguf(tmp_path / "part.gguf", *fields), message)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"fields": [ARCHITECTURE, ARCHITECTURE]}, "its metadata has general.architecture twice"),
+        ({"tensors": [("a", [4], 0), ("a", [4], 32)]}, "it has tensor a twice"),
+        ({"tensors": [("a", [4], 0), ("b", [4], 0)]}, "tensor b lies at 0 instead of 32"),
+        ({"tensors": [("a", [4], 64)]}, "tensor a lies at 64 instead of 0"),
+        ({"tensors": [("a", [2**40, 2**40], 0)]}, "end inside tensor a"),
+        ({"tensors": [("a", [2**63, 4], 2**63)]}, "tensor a lies at"),
+        ({"tensors": [("a", [1] * 5, 0)]}, "tensor a has 5 dimensions"),
+        ({"tensors": [("a\n" + "x" * 500, [4], 64)]}, r"tensor a\\nx+\.\.\. lies at"),
+        ({"fields": [("general.alignment", 4, struct.pack("<I", 24))]}, "alignment is 24, not a"),
+        ({"num_tensors": 2**40}, "claims 1099511627776 tensors"),
+        ({"num_fields": 2**63}, "claims 9223372036854775808 fields"),
+        ({"fields": [("a", 8, struct.pack("<Q", 2**62))]}, "a string of 4611686018427387904 bytes"),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(tmp_path, parts, message):
+    fields = parts.pop("fields", [ARCHITECTURE])
+    refused(raw_gguf(tmp_path / "odd.gguf", *fields, data=bytes(256), **parts), message)
+
+
+@pytest.mark.parametrize("kind", [0, 7, 8, 9, 10])
+def test_a_huge_array_takes_neither_memory_nor_time(tmp_path, kind):
+    """200 MB of small items, which as Python values are gigabytes; on disk there is nothing."""
+    count = 200_000_000 // {0: 1, 7: 1, 8: 8, 9: 12, 10: 8}[kind]
+    path = raw_gguf(tmp_path / "big.gguf", ("a", 9, struct.pack("<IQ", kind, count)))
+    with path.open("r+b") as file:
+        file.truncate(210_000_000)
+    started = time.perf_counter()
+    tracemalloc.start()
+    try:
+        refused(path, f"claims {count} items of an array in its header")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20e6
+    assert time.perf_counter() - started < 5
