@@ -88,8 +88,8 @@ def config_document(
         "num_experts": fields.get("expert_count"),
         "final_logit_softcapping": fields.get("final_logit_softcapping"),
         "attn_logit_softcapping": fields.get("attn_logit_softcapping"),
-        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+        "bos_token_id": _row(fields, header, "tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _row(fields, header, "tokenizer.ggml.eos_token_id"),
     }
     document |= _rotary(fields, head_dim, frequency_factors)
     document |= _variant(fields, model_type, header)
@@ -150,6 +150,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list) and value and all(item == value[0] for item in value):
         return value[0]
     return value
+
+
+def _row(fields: ConfigFields, header: GgufHeader, name: str) -> int | None:
+    """An id that the embedding has a row for; converters write 4294967295 for none."""
+    value = fields.get(name)
+    rows = header.tensors["token_embd.weight"].shape[0]
+    return value if isinstance(value, int) and 0 <= value < rows else None
 
 
 def _rotary(

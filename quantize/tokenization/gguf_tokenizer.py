@@ -1,5 +1,6 @@
 """The exact tokenizer of a GGUF file, whose metadata keeps tokens but not how text is split."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from .tokenizer_documents import (
     space_mark_document,
     to_json,
 )
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "tokenizer.ggml."
 # Gemma's file and its published `tokenizer.json` differ in which tokens are special: there
@@ -111,7 +114,7 @@ def _files(
         ("unk_token", "unknown"),
         ("pad_token", "padding"),
     ):
-        token = _text(pieces, _special_id(fields, role, len(pieces)))
+        token = _text(pieces, _special_id(fields, role, len(pieces), is_needed=role == "eos"))
         if token is not None:
             config[key] = token
     template = fields.get("tokenizer.chat_template")
@@ -191,19 +194,30 @@ def _wanted_bos(fields: Mapping[str, Any], pieces: Sequence[Piece], default: boo
     """The id that begins every sequence, None where the model wants none."""
     if not fields.get(_PREFIX + "add_bos_token", default):
         return None
-    return _special_id(fields, "bos", len(pieces))
+    return _special_id(fields, "bos", len(pieces), is_needed=True)
 
 
-def _special_id(fields: Mapping[str, Any], role: str, size: int) -> int | None:
-    value = fields.get(f"{_PREFIX}{role}_token_id")
+def _special_id(
+    fields: Mapping[str, Any], role: str, size: int, *, is_needed: bool = False
+) -> int | None:
+    """The id of a role; None where there is none, or a wrong one that nothing needs.
+
+    llama.cpp too warns of a wrong id, converters write 4294967295 for none, and goes on.
+    """
+    key = f"{_PREFIX}{role}_token_id"
+    value = fields.get(key)
     if value is None:
         return None
-    if not isinstance(value, int) or not 0 <= value < size:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if is_number and 0 <= value < size:
+        return int(value)
+    if is_needed or not is_number:
         raise TokenizerError(
-            f"{_PREFIX}{role}_token_id is {value}, but the GGUF file has {size} tokens: "
-            "it is damaged, get it again"
+            f"{key} is {value!r:.40}, but the GGUF file has {size} tokens: it is damaged, get it "
+            "again"
         )
-    return value
+    logger.warning("%s is %s, the GGUF file has %s tokens: not used", key, value, size)
+    return None
 
 
 def _text(pieces: Sequence[Piece], token_id: int | None) -> str | None:
@@ -213,7 +227,7 @@ def _text(pieces: Sequence[Piece], token_id: int | None) -> str | None:
 def _ends(fields: Mapping[str, Any], pieces: Sequence[Piece]) -> Iterator[int]:
     """Every id that ends a response: the declared ones first, then those known by name."""
     for role in ("eos", "eot", "eom"):
-        token_id = _special_id(fields, role, len(pieces))
+        token_id = _special_id(fields, role, len(pieces), is_needed=role == "eos")
         if token_id is not None:
             yield token_id
     for i, piece in enumerate(pieces):

@@ -244,6 +244,28 @@ def test_no_first_token_is_added_where_the_metadata_says_so() -> None:
     assert tokenizer.encode("a", add_special=True) == [260]
 
 
+@pytest.mark.parametrize("value", [2**32 - 1, 259, -1])
+@pytest.mark.parametrize("role", ["padding", "unknown", "eot", "eom", "bos"])
+def test_an_id_that_nothing_needs_may_be_no_token(
+    role: str, value: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Converters write the largest number for none; llama.cpp warns and goes on."""
+    key = f"tokenizer.ggml.{role}_token_id"
+    fields = SMALL | {"tokenizer.ggml.add_bos_token": False}
+    files = tokenizer_from_gguf(fields | {key: value})
+
+    assert files == tokenizer_from_gguf({k: v for k, v in fields.items() if k != key})
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{key} is {value}, the GGUF file has 259 tokens: not used"
+    ]
+
+
+def test_a_first_token_that_is_wanted_must_be_a_token() -> None:
+    fields = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 2**32 - 1}
+    with pytest.raises(TokenizerError, match="bos_token_id is 4294967295, but the GGUF file has"):
+        tokenizer_from_gguf(SMALL | fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "key", "value", "message"),
     [
