@@ -1,9 +1,19 @@
 """`adapter_config.json` of a PEFT folder: what of it the graphs can have."""
 
-import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from omnidraft_npu.documents import (
+    Size,
+    convert_document,
+    read_document,
+    shown_text,
+    shown_value,
+)
 from omnidraft_npu.errors import BundleError
 
 CONFIG = "adapter_config.json"
@@ -24,45 +34,48 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 """Ways to start that leave an adapter for other weights than the original model's."""
 
 
-_MAX_ALPHA = 1e9
-"""What is larger overflows float32 as it scales B."""
+@dataclass(frozen=True, kw_only=True)
+class PeftConfig:
+    """What the graphs need to know of an adapter."""
+
+    r: Size
+    lora_alpha: Annotated[float, Meta(gt=-1e9, lt=1e9)]
+    """What is larger overflows float32 as it scales B."""
+    use_rslora: bool | None = None
+    base_model_name_or_path: str | None = None
+
+    @property
+    def scale(self) -> float:
+        """What ``A @ B`` is multiplied by."""
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
 
-def read_peft_config(folder: Path) -> dict[str, Any]:
+def read_peft_config(folder: Path) -> PeftConfig:
     """What the config says, where an adapter of its kind can be imported.
 
     Raises:
         BundleError: it is missing, damaged or of another kind of adapter; names the setting.
     """
     path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(
-            f"{path} cannot be read ({error}): give a folder that PEFT's save_pretrained wrote"
-        ) from error
-    if isinstance(config, dict) and config.get("peft_type", "LORA") != "LORA":
-        raise BundleError(f"{path} is for {config['peft_type']}, only LORA can be imported")
+    advice = "give a folder that PEFT's save_pretrained wrote"
+    settings = read_document(path, dict[str, Any], error=BundleError, advice=advice)
+    if settings.get("peft_type", "LORA") != "LORA":
+        kind = shown_text(str(settings["peft_type"]))
+        raise BundleError(f"{path} is for {kind}, only LORA can be imported")
     needed = ("r", "lora_alpha", "peft_type")
-    if not isinstance(config, dict) or any(key not in config for key in needed):
-        raise BundleError(
-            f"{path} does not set all of {', '.join(needed)}: give a folder that PEFT's "
-            "save_pretrained wrote"
-        )
-    rank, alpha = config["r"], config["lora_alpha"]
-    if not isinstance(rank, int) or rank < 1:
-        raise BundleError(f"{path} has r {rank!r}, which is no rank: it is 1 or more")
-    if not isinstance(alpha, int | float) or not abs(alpha) < _MAX_ALPHA:
-        raise BundleError(f"{path} has lora_alpha {str(alpha)[:40]}, which is no number of use")
+    if any(key not in settings for key in needed):
+        raise BundleError(f"{path} does not set all of {', '.join(needed)}: {advice}")
+    config = convert_document(settings, PeftConfig, str(path), advice=advice)
     for key, what in _FOREIGN.items():
-        if config.get(key):
+        if settings.get(key):
             raise BundleError(f"{path} sets {key}: {what} cannot be imported")
-    start = str(config.get("init_lora_weights", True)).lower()
+    start = str(settings.get("init_lora_weights", True)).lower()
     if start.startswith(_CHANGES_BASE):
         raise BundleError(
-            f"{path} has init_lora_weights {start}, which changes the drafter's own weights: save "
-            "it with path_initial_model_for_weight_conversion, which makes it a plain adapter"
+            f"{path} has init_lora_weights {shown_text(start)}, which changes the drafter's own "
+            "weights: save it with path_initial_model_for_weight_conversion, which makes it a "
+            "plain adapter"
         )
-    if config.get("bias", "none") != "none":
-        raise BundleError(f"{path} trains biases ({config['bias']}), which cannot be imported")
-    return dict(config)
+    if (bias := settings.get("bias", "none")) != "none":
+        raise BundleError(f"{path} trains biases ({shown_value(bias)}), which cannot be imported")
+    return config

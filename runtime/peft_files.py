@@ -8,7 +8,6 @@ Source:
     The files that peft 0.21 writes.
 """
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.documents import shown_text
 from omnidraft_npu.drafters.float_folder import DRAFTER_MARK
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.files import write_json, write_safetensors
@@ -115,13 +115,12 @@ def read_peft(folder: Path, *, key: AdapterKey, drafter: str) -> PeftAdapter:
             what the graphs do not have, or is for another drafter or target.
     """
     config = read_peft_config(folder)
-    found = config["r"]
+    found = config.r
     if found > key.rank:
         raise BundleError(
             f"{folder} has rank {found}, the drafter was exported with {key.rank}: export it "
             f"again with --lora-rank {found}"
         )
-    scale = config["lora_alpha"] / (math.sqrt(found) if config.get("use_rslora") else found)
     if not (folder / WEIGHTS).exists() and (folder / _PICKLED).exists():
         raise BundleError(
             f"{folder / _PICKLED} can hold any program, so it is not read: save the adapter as "
@@ -132,23 +131,23 @@ def read_peft(folder: Path, *, key: AdapterKey, drafter: str) -> PeftAdapter:
         if (its := metadata.get(name, mine)) != mine:
             what = name.removeprefix(_MARK)
             raise BundleError(
-                f"{folder} was made for the {what} {its[:32]}, this bundle has {mine[:32]}: import "
-                "it into a bundle of that one"
+                f"{folder} was made for the {what} {shown_text(its, 32)}, this bundle has "
+                f"{mine[:32]}: import it into a bundle of that one"
             )
     tensors = {}
     for name, tensor in weights.items():
         match = _THEIRS.fullmatch(name)
         if match is None or match[2] not in MODULES:
-            raise BundleError(f"{folder} adapts {name}, which the graphs cannot")
+            raise BundleError(f"{folder} adapts {shown_text(name)}, which the graphs cannot")
         side: Side = "A" if match[3] == "A" else "B"
-        factor = tensor.T * np.float32(scale if side == "B" else 1.0)
+        factor = tensor.T * np.float32(config.scale if side == "B" else 1.0)
         if factor.ndim != 2 or factor.shape[side == "A"] != found:
             raise BundleError(f"{folder} has {name} of another rank than its r of {found}")
         tensors[lora_name(int(match[1]), match[2], side)] = _filled_up(factor, side, key.rank)
     if (folder / HEAD).exists():
         tensors |= read_arrays(folder / HEAD)[0]
     check_tensors(tensors, str(folder))
-    base_model = str(config.get("base_model_name_or_path") or "")
+    base_model = config.base_model_name_or_path or ""
     return PeftAdapter(
         tensors=tensors,
         base_model=base_model,

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.array_files import MAX_FILE_BYTES
+from omnidraft_npu.documents import check_regular, shown_text
 from omnidraft_npu.errors import BundleError
 
 _TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -19,13 +21,16 @@ def read_arrays(path: Path) -> tuple[dict[str, npt.NDArray[np.float32]], dict[st
     """
     from safetensors import SafetensorError, deserialize, safe_open
 
+    advice = "save the adapter again"
+    check_regular(path, advice=advice, max_bytes=MAX_FILE_BYTES)
     try:
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
         entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
         return {name: _array(entry) for name, entry in entries}, metadata
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise BundleError(f"{path} cannot be read ({error}): save the adapter again") from error
+        reason = shown_text(str(error))
+        raise BundleError(f"{path} cannot be read ({reason}): {advice}") from error
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -33,9 +38,10 @@ def read_metadata(path: Path) -> dict[str, str]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_regular(path, advice="", max_bytes=MAX_FILE_BYTES)
         with safe_open(path, "numpy") as file:
             return dict(file.metadata() or {})
-    except (OSError, ValueError, SafetensorError):
+    except (BundleError, OSError, ValueError, SafetensorError):
         return {}
 
 

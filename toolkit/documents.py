@@ -122,7 +122,7 @@ def parse_document(
                 return msgspec.json.decode(data, type=kind)
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
-        raise error(f"{where} {_unreadable(problem)}: {advice}") from problem
+        raise error(f"{where} {_unreadable(problem, data)}: {advice}") from problem
     return convert_document(document, kind, where, error=error, advice=advice, is_closed=is_closed)
 
 
@@ -137,7 +137,7 @@ def convert_document(
 ) -> T:
     """A document that is already parsed, as an instance of `kind`; see `parse_document`."""
     if _is_deep(document):
-        raise error(f"{where} {_unreadable(RecursionError())}: {advice}")
+        raise error(f"{where} {_TOO_DEEP}: {advice}")
     try:
         value = msgspec.convert(document, kind)
     except msgspec.ValidationError as problem:
@@ -191,7 +191,7 @@ def check_regular(
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError) as problem:
-        raise error(f"{where} does not exist: {advice}") from problem
+        raise error(f"{where} cannot be read (it does not exist): {advice}") from problem
     except ValueError as problem:  # a NUL in the name
         raise error(f"{where!r} is not the name of a file: {advice}") from problem
     except OSError as problem:
@@ -234,11 +234,19 @@ def _is_deep(document: Any) -> bool:
     return True
 
 
-def _unreadable(problem: Exception) -> str:
+_TOO_DEEP = f"is nested over {MAX_DEPTH} levels deep"
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2})"
+)
+
+
+def _unreadable(problem: Exception, data: bytes | str) -> str:
     if isinstance(problem, RecursionError):
-        return f"is nested over {MAX_DEPTH} levels deep"
+        return _TOO_DEEP
     if "out of range" in str(problem):
         return "holds a number that is out of range"
+    if isinstance(data, bytes) and _LONE_SURROGATE.search(data):
+        return "is not JSON (it may hold half of a surrogate pair)"
     what = "UTF-8" if "utf-8" in str(problem).lower() else "JSON"
     return f"is not {what} ({shown_text(str(problem).removeprefix('JSON is malformed: '))})"
 
@@ -266,6 +274,7 @@ def _misfit(document: Any, kind: Any, message: str) -> str:
         return f"{at or ' '} has a key that does not fit ({shown_text(rule)})"
     if rule.startswith("Invalid enum value"):
         return f"{at} is {shown_value(value)}, which is not known"
+    rule = rule.replace("`str` of length >= 1", "`str` that is not empty")
     if expected := _EXPECTED.fullmatch(rule):
         types = " or ".join(_NAMES.get(name, name) for name in expected[1].split(" | "))
         return f"{at} is {shown_value(value)}, must be {types}{expected[2]}"

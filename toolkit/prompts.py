@@ -1,15 +1,13 @@
 """Prompts to measure and to verify with: the user's own file, or the built-in set."""
 
 import importlib.resources
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from .documents import Text, parse_document
 from .errors import PromptError
 from .prompt_text import decode_prompt, read_prompt_file, without_line_end
-from .text.unicode import is_unicode
 
 BUILTIN_FILE = "bench_prompts.jsonl"
 CALIBRATION_FILE = "calibration_prompts.jsonl"
@@ -23,8 +21,12 @@ RESERVED_TASK = "all"
 class TaskPrompt:
     """One prompt and the task that its results are grouped under."""
 
-    prompt: str
-    task: str = NO_TASK
+    prompt: Text
+    task: Text = NO_TASK
+
+    def __post_init__(self) -> None:
+        if self.task == RESERVED_TASK:
+            raise ValueError(f"'task' must be another text than {RESERVED_TASK!r}")
 
 
 def builtin_prompts() -> list[TaskPrompt]:
@@ -79,25 +81,8 @@ def _read_rows(text: str, where: str) -> Iterator[TaskPrompt]:
 
 
 def _read_row(line: str, where: str) -> TaskPrompt:
-    try:
-        row: Any = json.loads(line)
-    except ValueError as error:
-        raise PromptError(
-            f'{where} is not JSON ({error}): a row is an object like {{"prompt": "…", "task": "…"}}'
-        ) from error
-    if not isinstance(row, dict):
-        raise PromptError(f'{where} is not an object: write {{"prompt": "…"}}')
-    prompt, task = row.get("prompt"), row.get("task", NO_TASK)
-    if not isinstance(prompt, str) or not prompt:
-        found = "has no 'prompt'" if "prompt" not in row else f"has the prompt {prompt!r}"
-        raise PromptError(f"{where} {found}: 'prompt' must be a text that is not empty")
-    if not isinstance(task, str) or not task or task == RESERVED_TASK:
-        raise PromptError(
-            f"{where} has the task {task!r}: 'task' must be a text other than {RESERVED_TASK!r}"
-        )
-    if not is_unicode(prompt):
-        raise PromptError(f"{where} holds half of a surrogate pair: save it as UTF-8")
-    return TaskPrompt(prompt=prompt, task=task)
+    advice = 'a row is an object like {"prompt": "…", "task": "…"}'
+    return parse_document(line, TaskPrompt, where, error=PromptError, advice=advice)
 
 
 def _packaged(name: str) -> list[TaskPrompt]:

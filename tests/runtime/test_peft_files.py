@@ -142,7 +142,9 @@ def test_what_is_exported_comes_back(adapter, tmp_path):
         ({"r": 2}, "another rank"),
         ({"lora_alpha": "many"}, "lora_alpha"),
         ({"lora_alpha": 10**400}, "lora_alpha"),
-        ({"lora_alpha": float("nan")}, "lora_alpha"),
+        ({"lora_alpha": float("nan")}, "is not JSON"),
+        ({"lora_alpha": -1e9}, "lora_alpha is -1000000000.0, must be a number > -1000000000"),
+        ({"use_rslora": "yes"}, "use_rslora is 'yes', must be true or false"),
     ],
 )
 def test_what_the_graphs_cannot_have_is_one_line(adapter, tmp_path, change, words):
@@ -152,6 +154,9 @@ def test_what_the_graphs_cannot_have_is_one_line(adapter, tmp_path, change, word
     with pytest.raises(BundleError, match=words) as caught:
         read_peft(tmp_path, key=KEY, drafter="tiny")
     assert "\n" not in str(caught.value)
+
+
+_WORDS = {"pickled": "so it is not", "deep": "nested over 100 levels"}
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "pickled", "no config", "deep"])
@@ -168,16 +173,16 @@ def test_a_damaged_folder_is_one_line(adapter, tmp_path, damage):
         (tmp_path / CONFIG).write_text("[" * 100_000)
     else:
         (tmp_path / CONFIG).unlink()
-    with pytest.raises(BundleError, match="so it is not" if damage == "pickled" else "cannot be"):
+    with pytest.raises(BundleError, match=_WORDS.get(damage, "cannot be")):
         read_peft(tmp_path, key=KEY, drafter="tiny")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", "does not set all of r, lora_alpha, peft_type"),
+        ("[]", "is a list, must be an object"),
         ('{"peft_type": "LORA", "r": 4}', "does not set all of r, lora_alpha, peft_type"),
-        ('{"peft_type": "LORA", "r": 0, "lora_alpha": 4}', "has r 0, which is no rank"),
+        ('{"peft_type": "LORA", "r": 0, "lora_alpha": 4}', "r is 0, must be an integer >= 1"),
         ('{"peft_type": "IA3"}', "is for IA3, only LORA can be imported"),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_repeated_word_is_short_and_printable():
 
 
 def test_files_that_cannot_be_a_document_are_refused_before_they_are_read(tmp_path):
-    with pytest.raises(BundleError, match="does not exist"):
+    with pytest.raises(BundleError, match="it does not exist"):
         read_document(tmp_path / "none.json", Outer)
     with pytest.raises(BundleError, match="not a regular file"):
         read_document(tmp_path, Outer)
