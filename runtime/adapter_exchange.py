@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,12 +58,21 @@ def lora_shapes(bundle: Bundle) -> Shapes:
     import onnx
 
     drafter = bundle.manifest.drafter
-    graph = onnx.load(bundle.path(drafter.graphs["cpu"].path), load_external_data=False).graph
+    entry = drafter.graphs.get("cpu")
+    inputs: Any = ()
+    if entry is not None:
+        path = bundle.path(entry.path)
+        try:
+            inputs = onnx.load(path, load_external_data=False).graph.input
+        except Exception as error:  # protobuf has no class of its own for what is damaged
+            raise BundleError(f"{path} is not a graph: export the bundle again") from error
     shapes = {
         value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-        for value in graph.input
+        for value in inputs
         if value.name.startswith("lora.")
     }
+    if any(len(shape) != 2 or min(shape) < 1 for shape in shapes.values()):
+        raise BundleError(f"{path} has LoRA inputs of open shapes: export the bundle again")
     if not shapes:
         raise BundleError(
             f"the drafter {drafter.name} was exported without LoRA inputs, so it takes no "

@@ -16,7 +16,7 @@ from .cached_tokens import CachedTokens
 from .kv_cache import make_cache
 from .lora_inputs import fit_lora
 from .output_rows import OutputRows
-from .providers import open_cpu_session, provider_of
+from .providers import open_cpu_session, provider_of, run_bound
 from .signature import LOGITS_FROM, GraphSignature, read_signature
 from .stable_passes import stable_passes
 
@@ -262,7 +262,7 @@ class OnnxCausalLM(CachedTokens):
         if self._hidden:
             self._hidden.bind(self._binding, row, n)
         self._cache.before_run(start, total)
-        self.model.session.run_with_iobinding(self._binding)
+        run_bound(self.model.session, self._binding)
         self._cache.after_run(total)
         self._length = total
 

@@ -17,7 +17,7 @@ from omnidraft_npu.errors import BundleError, ConfigError
 from omnidraft_npu.replay import Example
 
 from .adamw import AdamW, AdamWConfig, Tensors
-from .providers import open_cpu_session
+from .providers import is_size, open_cpu_session, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,10 @@ class TrainingStep:
         grads = [f"grad.{name}" for name in self.shapes]
         if not inputs.keys() >= set(_DATA) or not set(self._outputs) >= {"loss", *grads}:
             raise BundleError(f"{path} is no training graph: export the drafter again")
-        self.batch, self.length, self.num_top = inputs["law_ids"]
+        sizes = inputs["law_ids"]
+        if len(sizes) != 3 or not all(is_size(size) for shape in inputs.values() for size in shape):
+            raise BundleError(f"{path} has inputs of open shapes: export the drafter again")
+        self.batch, self.length, self.num_top = sizes
         self._path, self._inputs = path, inputs.keys()
         self._options = ort.RunOptions()
 
@@ -75,7 +78,9 @@ class TrainingStep:
             values = self._session.run(self._outputs, {**feeds, **tensors}, self._options)
         except Exception as error:
             if not self._options.terminate:
-                raise
+                raise BundleError(
+                    f"{self._path} cannot be run ({reason_of(error)}): export the drafter again"
+                ) from error
             raise InterruptedError("the update was called off") from error
         finally:
             self._options.terminate = False

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from omnidraft_npu.documents import shown_text
 from omnidraft_npu.errors import BundleError, ConfigError
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -54,8 +55,35 @@ def open_cpu_session(
     try:
         return ort.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
     except Exception as error:
-        reason = str(error).splitlines()[0]
-        raise BundleError(f"{path} cannot be opened ({reason}): export the model again") from error
+        raise BundleError(
+            f"{path} cannot be opened ({reason_of(error)}): export the model again"
+        ) from error
+
+
+def run_bound(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
+    """One run with bound inputs and outputs.
+
+    Raises:
+        BundleError: the graph does not compute what its inputs and outputs promise.
+    """
+    try:
+        session.run_with_iobinding(binding)
+    except MemoryError:
+        raise
+    except Exception as error:  # onnxruntime raises what C++ threw
+        raise BundleError(
+            f"a graph of the bundle cannot be run ({reason_of(error)}): export the model again"
+        ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What onnxruntime says in its first line."""
+    return shown_text(next(iter(str(error).splitlines()), "no reason given"), 300)
+
+
+def is_size(dim: object) -> bool:
+    """Whether a dimension of a graph is fixed, and one that a buffer can have."""
+    return isinstance(dim, int) and 1 <= dim < 2**31
 
 
 def provider_of(session: ort.InferenceSession) -> str:

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from omnidraft_npu.documents import shown_text, shown_value
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.manifest import Cache
+
+from .providers import is_size
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -79,6 +82,8 @@ def read_signature(
     outputs = {o.name: o for o in session.get_outputs()}
     if missing := {"input_ids", "logits"} - inputs.keys() - outputs.keys():
         raise BundleError(f"{path} has no {min(missing)!r}, so it is not a decoder graph")
+    for name in ("logits", *(n for n in ("hidden_states",) if n in outputs)):
+        _check_rows(outputs[name], path)
     tensors = _cache_tensors(inputs, outputs, path)
     slots = {inputs[t.past].shape[2] for t in tensors}
     fixed = {s for s in slots if isinstance(s, int)}
@@ -90,12 +95,17 @@ def read_signature(
         raise BundleError(f"{path} has a cache of fixed length, the manifest says `concat`")
     plain = {name: inputs[name] for name in _PLAIN_RANKS if name in inputs}
     for name, node in plain.items():
-        if len(node.shape) != _PLAIN_RANKS[name]:
-            raise BundleError(f"{path} wants {name} of shape {node.shape}, which is not supported")
-    lora = {n: tuple(i.shape) for n, i in inputs.items() if n.startswith("lora.")}
+        if len(node.shape) != _PLAIN_RANKS[name] or _dtype(node, path).kind != "i":
+            raise BundleError(
+                f"{path} wants {name} as {node.type} of shape {_shown(node)}, which is not "
+                "supported"
+            )
+    lora = {n: _lora_shape(i, path) for n, i in inputs.items() if n.startswith("lora.")}
     known = plain.keys() | lora.keys() | {t.past for t in tensors} | {LOGITS_FROM}
     if unknown := sorted(inputs.keys() - known):
-        raise BundleError(f"{path} has an input {unknown[0]!r} that this runtime cannot feed")
+        raise BundleError(
+            f"{path} has an input {shown_value(unknown[0])} that this runtime cannot feed"
+        )
     rows = outputs["logits"].shape[-1]
     if isinstance(rows, int) and rows != num_logits:
         raise BundleError(f"{path} gives {rows} logits, the manifest says {num_logits}")
@@ -109,7 +119,7 @@ def read_signature(
         lora_inputs=lora,
         num_logits=num_logits,
         logits_dtype=_dtype(outputs["logits"], path),
-        hidden_size=hidden.shape[-1] if hidden else None,
+        hidden_size=_hidden_size(hidden, path) if hidden else None,
     )
 
 
@@ -124,9 +134,15 @@ def _cache_tensors(
         present = f"present.{match[1]}.{match[2]}"
         if present not in outputs:
             raise BundleError(f"{path} takes {name} but does not give {present}")
+        if len(node.shape) != 4 or _dtype(node, path).kind != "f":
+            raise BundleError(
+                f"{path} has {name} as {node.type} of shape {_shown(node)}, which is no cache"
+            )
+        if outputs[present].type != node.type or len(outputs[present].shape) != 4:
+            raise BundleError(f"{path} gives {present} of another kind than {name}")
         _, heads, _, dim = node.shape
-        if not isinstance(heads, int) or not isinstance(dim, int):
-            raise BundleError(f"{path} leaves the shape of {name} open: {node.shape}")
+        if not (is_size(heads) and is_size(dim)):
+            raise BundleError(f"{path} leaves the shape of {name} open: {_shown(node)}")
         tensors.append(
             CacheTensor(
                 past=name,
@@ -142,6 +158,38 @@ def _cache_tensors(
             "(optimum: task text-generation-with-past)"
         )
     return tuple(tensors)
+
+
+def _check_rows(node: Any, path: Path) -> None:
+    """Refuse an output that is not a row of numbers for every token."""
+    if len(node.shape) != 3 or _dtype(node, path).kind != "f":
+        raise BundleError(
+            f"{path} gives {node.name} as {node.type} of shape {_shown(node)}, must be floats of "
+            "[1, tokens, width]: export the model again"
+        )
+
+
+def _hidden_size(node: Any, path: Path) -> int:
+    size = node.shape[-1]
+    if not is_size(size) or node.type != "tensor(float)":
+        raise BundleError(
+            f"{path} gives hidden_states as {node.type} of shape {_shown(node)}: export the model "
+            "again"
+        )
+    return int(size)
+
+
+def _lora_shape(node: Any, path: Path) -> tuple[int, ...]:
+    if len(node.shape) != 2 or not all(map(is_size, node.shape)) or node.type != "tensor(float)":
+        raise BundleError(
+            f"{path} takes {shown_text(node.name)} as {node.type} of shape {_shown(node)}, which "
+            "is no factor of an adapter: export the model again"
+        )
+    return tuple(node.shape)
+
+
+def _shown(node: Any) -> str:
+    return shown_text(str(node.shape))
 
 
 def _dtype(node: Any, path: Path) -> np.dtype[Any]:

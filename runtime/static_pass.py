@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from .providers import run_bound
 from .static_masks import MaskRows
 from .static_signature import StaticSignature
 
@@ -82,7 +83,7 @@ class StaticPass:
             mask.move(start)
         if has_logits not in self._bindings:
             self._bindings[has_logits] = self._bind(has_logits)
-        self._session.run_with_iobinding(self._bindings[has_logits])
+        run_bound(self._session, self._bindings[has_logits])
 
     def _bind(self, has_logits: bool) -> ort.IOBinding:
         signature = self._signature

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from omnidraft_npu.documents import shown_value
 from omnidraft_npu.errors import BundleError
+
+from .providers import is_size
 
 _KV_DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -86,7 +89,7 @@ def _read(session: ort.InferenceSession, length: int, where: str) -> StaticSigna
         if (match := _PAST.fullmatch(name))
     )
     contexts = {inputs[tensor.past].shape[2] for tensor in tensors}
-    if len(contexts) != 1:
+    if len(contexts) != 1 or not all(map(is_size, contexts)):
         raise BundleError(f"{where} has no cache of one length: export the model again")
     (context,) = contexts
     mask = [1, 1, length, context + length]
@@ -100,11 +103,17 @@ def _read(session: ort.InferenceSession, length: int, where: str) -> StaticSigna
     lora = {n: tuple(i.shape) for n, i in inputs.items() if n.startswith("lora.")}
     unknown = inputs.keys() - shapes.keys() - lora.keys() - {t.past for t in tensors}
     if unknown:
-        raise BundleError(f"{where} has an input {min(unknown)!r} that this runtime cannot feed")
-    logits = outputs.get("logits")
+        raise BundleError(
+            f"{where} has an input {shown_value(min(unknown))} that this runtime cannot feed"
+        )
+    if not all(is_size(size) for shape in lora.values() for size in shape):
+        raise BundleError(f"{where} has LoRA inputs of open shapes: export the model again")
+    logits, hidden = outputs.get("logits"), outputs.get("hidden_states")
+    for node in filter(None, (logits, hidden)):
+        if len(node.shape) != 3 or not is_size(node.shape[2]):
+            raise BundleError(f"{where} gives {node.name} of an open shape: export the model again")
     if logits and (list(logits.shape[:2]) != [1, length] or logits.type != "tensor(float)"):
         raise BundleError(f"{where} gives no float logits for every token: export the model again")
-    hidden = outputs.get("hidden_states")
     return StaticSignature(
         context_length=context,
         cache_tensors=tensors,
@@ -119,6 +128,8 @@ def _cache_tensor(
     node: Any, match: re.Match[str], outputs: Mapping[str, Any], length: int, where: str
 ) -> StaticCacheTensor:
     new = f"new.{match[1]}"
+    if len(node.shape) != 4 or not (is_size(node.shape[1]) and is_size(node.shape[3])):
+        raise BundleError(f"{where} has {node.name} of an open shape: export the model again")
     _, heads, _, dim = node.shape
     if new not in outputs or list(outputs[new].shape) != [1, heads, length, dim]:
         raise BundleError(f"{where} takes {node.name} but gives no new rows for it: export again")
