@@ -1,11 +1,17 @@
 """One model of a bundle: its CPU graph, its tokenizer, and what the manifest says of it."""
 
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnidraft_npu.errors import ConfigError
+from omnidraft_npu.errors import CheckpointError, ConfigError
 from omnidraft_npu.files import write_json
+from omnidraft_npu.generation_defaults import (
+    GENERATION_CONFIG,
+    generation_defaults,
+    not_followed,
+)
 from omnidraft_npu.manifest import Exporter as ManifestExporter
 from omnidraft_npu.manifest import GraphEntry, ModelEntry
 from omnidraft_npu.text.tokenizer import Tokenizer
@@ -17,6 +23,8 @@ from .genai_model import GENAI_CONFIG, import_genai_model
 from .lora_branch import check_lora_rank
 from .model_request import ModelRequest
 from .stages import Facts, Tell
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +57,31 @@ def prepare_model(request: ModelRequest) -> PreparedModel:
     checkpoint = open_checkpoint(request.path)
     check_lora_rank(request.name, request.lora_rank, checkpoint.config)
     return PreparedModel(request=request, checkpoint=checkpoint, tokenizer=checkpoint.tokenizer())
+
+
+def check_generation(model: PreparedModel) -> None:
+    """Read what a target's maker wants of sampling, and warn of what is not followed.
+
+    Raises:
+        CheckpointError: a value of `generation_config.json` cannot be.
+    """
+    from .checkpoints.json_file import read_object
+
+    request = model.request
+    if model.checkpoint is not None:
+        document = model.checkpoint.source_files.generation_config
+    elif request.path.is_dir():
+        document = read_object(request.path / GENERATION_CONFIG, optional=True)
+    else:
+        return
+    where = f"{request.path.name}/{GENERATION_CONFIG}"
+    generation_defaults(document, where, error=CheckpointError, advice="correct it")
+    if names := not_followed(document):
+        logger.warning(
+            "%s: %s: not followed, so texts can differ from those of transformers",
+            where,
+            ", ".join(names),
+        )
 
 
 def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> Facts:
@@ -183,6 +216,6 @@ def _entry(
 def _write_documents(root: Path, source: SourceFiles, files: TokenizerFiles) -> None:
     write_json(root / "config.json", source.config)
     if source.generation_config:
-        write_json(root / "generation_config.json", source.generation_config)
+        write_json(root / GENERATION_CONFIG, source.generation_config)
     (root / "tokenizer.json").write_text(files.tokenizer_json, encoding="utf-8")
     write_json(root / "tokenizer_config.json", files.tokenizer_config)

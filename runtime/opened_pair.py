@@ -18,8 +18,14 @@ from omnidraft_npu.bundle import Bundle, open_bundle
 from omnidraft_npu.cached_drafting import CachedDrafter
 from omnidraft_npu.cascade import Cascade
 from omnidraft_npu.config import Device, DeviceConfig
+from omnidraft_npu.documents import read_document
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.errors import StateError
+from omnidraft_npu.generation_defaults import (
+    GENERATION_CONFIG,
+    GenerationDefaults,
+    generation_defaults,
+)
 from omnidraft_npu.lookup import PromptLookup
 from omnidraft_npu.manifest import ModelEntry
 from omnidraft_npu.manifest_checks import spelling_path
@@ -50,6 +56,8 @@ class OpenedModel:
     """Of the graphs that were opened."""
     tokenizer: Tokenizer
     vocabulary: Vocabulary
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    """How its maker wants it sampled; of a target only."""
     why_cpu: str | None = None
     """Why it runs on the CPU where `auto` looked for an NPU."""
     roomier: Callable[[], OpenedGraphs] | None = None
@@ -192,6 +200,7 @@ def open_pair(
     has_drafter = use_drafter and proposer != "lookup"
     settings = {"devices": devices, "threads": threads, "takes_turns": has_drafter}
     opened = _open_model(bundle, bundle.target(target), devices.target_device, **settings)
+    opened = replace(opened, defaults=_generation_defaults(bundle, opened.entry))
     if not use_drafter:
         return OpenedPair(target=opened, drafter=None, proposer=None)
     if not has_drafter:
@@ -252,6 +261,14 @@ def open_pair(
         bundle=bundle,
         state_problem=state_problem,
     )
+
+
+def _generation_defaults(bundle: Bundle, target: ModelEntry) -> GenerationDefaults:
+    relative = f"{target.folder}/{GENERATION_CONFIG}"
+    if relative not in bundle.manifest.files:
+        return GenerationDefaults()
+    path = bundle.path(relative)
+    return generation_defaults(read_document(path, dict[str, Any]), str(path))
 
 
 def _state_problem(bundle: Bundle, target: ModelEntry) -> str | None:

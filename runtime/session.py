@@ -13,6 +13,7 @@ import numpy as np
 from omnidraft_npu.config import DecodeConfig, DeviceConfig
 from omnidraft_npu.draft_length import DraftLength
 from omnidraft_npu.errors import PromptError
+from omnidraft_npu.generation_defaults import GenerationDefaults
 from omnidraft_npu.speculative import Proposer, generate
 from omnidraft_npu.statistics import DecodeStats
 from omnidraft_npu.text.detokenizer import StreamDecoder
@@ -84,6 +85,11 @@ class Session:
     def has_chat_template(self) -> bool:
         """Whether a prompt can be a user's turn; without one only `raw` prompts are encoded."""
         return self.pair.target.tokenizer.has_chat_template
+
+    @property
+    def generation_defaults(self) -> GenerationDefaults:
+        """How the target's maker wants it sampled; `generate` takes what it is given."""
+        return self.pair.target.defaults
 
     @property
     def target_provider(self) -> str:

@@ -9,7 +9,7 @@ from omnidraft_npu.errors import CheckpointError
 
 from ..architecture import DecoderConfig
 from .checkpoint import SourceFiles, TokenizerFiles
-from .gguf_config import USE_FOLDER, config_document
+from .gguf_config import USE_FOLDER, config_document, generation_document
 from .gguf_file import GgufHeader, read_gguf_header
 from .gguf_rope import half_split_rows
 from .hf_config import decoder_config
@@ -39,7 +39,9 @@ def open_gguf(path: Path) -> StoredCheckpoint:
     return StoredCheckpoint(
         path=path,
         config=config,
-        source_files=SourceFiles(config=document),
+        source_files=SourceFiles(
+            config=document, generation_config=generation_document(header.fields)
+        ),
         stored=stored,
         to_canonical=partial(_to_canonical, config=config, is_interleaved=is_interleaved),
         read_tokenizer=partial(_read_tokenizer, header.fields),

@@ -1,6 +1,6 @@
 """From the metadata of a GGUF file to the `config.json` that describes the same decoder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,33 @@ def config_document(
     document |= _rotary(fields, head_dim, frequency_factors)
     document |= _variant(fields, model_type, header)
     return {name: value for name, value in document.items() if value is not None}
+
+
+def generation_document(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A `generation_config.json` of the sampling that a file recommends, empty for none.
+
+    llama.cpp samples unless the temperature is 0 or below.
+    """
+    names = {
+        "temp": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "penalty_repeat": "repetition_penalty",
+        "xtc_probability": "xtc_probability",
+        "mirostat": "mirostat",
+    }
+    found = {
+        theirs: _plain(fields[f"general.sampling.{ours}"])
+        for ours, theirs in names.items()
+        if f"general.sampling.{ours}" in fields
+    }
+    temperature = found.get("temperature")
+    if isinstance(temperature, int | float):
+        found |= {"do_sample": temperature > 0, "temperature": max(temperature, 0.0)}
+    if isinstance(found.get("top_k"), int):
+        found["top_k"] = max(found["top_k"], 0)
+    return found
 
 
 def _own_fields(header: GgufHeader, source: str) -> ConfigFields:

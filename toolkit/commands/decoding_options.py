@@ -193,33 +193,47 @@ def device_options(command: Command) -> Command:
     return cast(Command, wrapped)
 
 
+_SAMPLING: tuple[tuple[str, float, str], ...] = (
+    ("--top-k", 0, "Sample from the K most likely tokens; 0 disables the limit."),
+    ("--top-p", 1.0, "Sample from the fewest likely tokens with this probability together."),
+    ("--min-p", 0.0, "Leave out tokens below this share of the likeliest one's probability."),
+    ("--repetition-penalty", 1.0, "Above 1 makes tokens less likely that were there before."),
+)
+_SEED = click.option("--seed", type=int, help="Random seed for sampling.")
+
+
 def sampling_options(command: Command) -> Command:
-    """Add the options that shape the target's law, all but the temperature."""
-    for option in reversed(
-        (
-            click.option(
-                "--top-k", default=0, show_default=True, help="Only so many likeliest; 0 for all."
-            ),
-            click.option(
-                "--top-p",
-                default=1.0,
-                show_default=True,
-                help="Only the likeliest that have this probability together.",
-            ),
-            click.option(
-                "--min-p",
-                default=0.0,
-                show_default=True,
-                help="Only those with this share of the likeliest one's probability.",
-            ),
-            click.option(
-                "--repetition-penalty",
-                default=1.0,
-                show_default=True,
-                help="Above 1 makes tokens that were there before less likely.",
-            ),
-            click.option("--seed", type=int, help="Random seed for sampling."),
-        )
-    ):
-        command = option(command)
+    """Add the options that shape the target's distribution, all but the temperature.
+
+    What is not given is off, whatever the model's maker wants: a measurement depends on what
+    its command says.
+    """
+    command = _SEED(command)
+    for name, default, text in reversed(_SAMPLING):
+        command = click.option(name, default=default, show_default=True, help=text)(command)
     return command
+
+
+def model_sampling_options(command: Command) -> Command:
+    """Add `--temperature` and the options above, None where the model's own defaults hold.
+
+    The command is given them as `given`, a dict for `GenerationDefaults.sampling`; those that
+    no model could be decoded with are refused before anything is opened.
+    """
+    temperature = ("--temperature", 0.0, "0 decodes greedily.")
+
+    @functools.wraps(command)
+    def with_given(**rest: Any) -> Any:
+        from ..generation_defaults import GenerationDefaults
+
+        names = [name[2:].replace("-", "_") for name, *_ in (temperature, *_SAMPLING)]
+        given = {name: rest.pop(name) for name in names}
+        GenerationDefaults().sampling(seed=rest["seed"], **given)
+        return command(given=given, **rest)
+
+    wrapped: Any = _SEED(with_given)
+    for name, default, text in reversed((temperature, *_SAMPLING)):
+        wrapped = click.option(
+            name, type=type(default), help=f"{text} [default: the model's, or {default}]"
+        )(wrapped)
+    return cast(Command, wrapped)

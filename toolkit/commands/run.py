@@ -17,8 +17,8 @@ from .decoding_options import (
     draft_length_fields,
     draft_length_option,
     drafting_options,
+    model_sampling_options,
     repeatable_draft_length,
-    sampling_options,
 )
 from .learning import give_lesson, learning_session
 from .measuring import tell_devices
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 @click.option("--max-new-tokens", default=128, show_default=True, help="Most tokens to write.")
 @draft_length_option
 @drafting_options
-@click.option("--temperature", default=0.0, show_default=True, help="0 decodes greedily.")
-@sampling_options
+@model_sampling_options
 @device_options
 @click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
 @click.option(
@@ -66,11 +65,7 @@ def command(
     draft_length: "DraftLengthChoice | None",
     draft_mode: "DraftMode",
     proposer: "ProposerName",
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
+    given: dict[str, float | None],
     seed: int | None,
     devices: "DeviceConfig",
     threads: int | None,
@@ -85,8 +80,9 @@ def command(
     The text goes to stdout as it is written, statistics to stderr. PROMPT may come from a
     file or from stdin, less one line end after it. Greedy decoding gives exactly
     what the target alone would write, and sampling draws from exactly the target's
-    probabilities. With --seed the same command gives the same text again on the same machine
-    and version: it drafts with nothing that earlier runs left in the bundle.
+    probabilities. The sampling that the model's maker recommends (`generation_config.json`)
+    holds where no option says otherwise. With --seed the same command gives the same text again
+    on the same machine and version: it drafts with nothing that earlier runs left in the bundle.
 
     Where the bundle's drafter can learn, it learns from every eight answers, on this machine
     and after they were written. What is kept lies in the bundle's `state/`: numbers of tokens
@@ -98,28 +94,10 @@ def command(
       omnidraft-npu run -b bundle --target gemma3-270m --draft-length 6 -f prompt.txt
       echo "Name three rivers." | omnidraft-npu run --target smollm2-135m --json
     """
-    from ..config import DecodeConfig, SamplingConfig
+    from ..config import DecodeConfig
 
-    given_length = draft_length
-    draft_length = repeatable_draft_length(given_length, temperature=temperature, seed=seed)
-    if given_length == "auto" != draft_length:
-        click.echo(
-            f"--draft-length auto depends on measured times, which would change the text of a "
-            f"--seed: {draft_length} is used",
-            err=True,
-        )
-    config = DecodeConfig(
-        max_new_tokens=max_new_tokens,
-        **draft_length_fields(draft_length),
-        sampling=SamplingConfig(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-        ),
-    )
+    # With what is given alone, so that a wrong option is refused before anything is opened.
+    DecodeConfig(max_new_tokens=max_new_tokens, **draft_length_fields(draft_length or "auto"))
     text = _read_prompt(prompt, prompt_file)
 
     from omnidraft_npu.runtime.session import open_session
@@ -138,7 +116,27 @@ def command(
         recalls=seed is None and not no_learn,
         keeps=not no_learn,
     )
-    if draft_mode == "paper" and temperature > 0 and not no_draft:
+    sampling = session.generation_defaults.sampling(seed=seed, **given)
+    if used := session.generation_defaults.used(**given):
+        echo(
+            f"{session.target_name} is decoded with its own {used}; options change them, "
+            "--temperature 0 --repetition-penalty 1 is greedy decoding alone",
+            err=True,
+        )
+    given_length = draft_length
+    draft_length = repeatable_draft_length(
+        given_length, temperature=sampling.temperature, seed=seed
+    )
+    if given_length == "auto" != draft_length:
+        echo(
+            f"--draft-length auto depends on measured times, which would change the text of a "
+            f"--seed: {draft_length} is used",
+            err=True,
+        )
+    config = DecodeConfig(
+        max_new_tokens=max_new_tokens, **draft_length_fields(draft_length), sampling=sampling
+    )
+    if draft_mode == "paper" and sampling.temperature > 0 and not no_draft:
         echo(
             "--draft-mode paper is approximate: sampled text does not have the target's law; "
             "--draft-mode full does",
