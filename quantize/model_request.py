@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from omnidraft_npu.errors import ConfigError
+from omnidraft_npu.manifest import MAX_CONTEXT_LENGTH
 from omnidraft_npu.precision import Precision
 from omnidraft_npu.store.local import resolve_model
 
 from .htp_request import HtpRequest
 from .stages import Facts
 from .training_stage import TrainingShape
+
+DEFAULT_CONTEXT_LENGTH = 4096
 
 Exporter = Literal["builder", "optimum"]
 
@@ -28,7 +31,7 @@ class ModelRequest:
     """What the manifest says of its origin: a built-in name, a hub id or a file name."""
     precision: Precision = "int8"
     exporter: Exporter = "builder"
-    context_length: int = 4096
+    context_length: int = DEFAULT_CONTEXT_LENGTH
     """Most tokens of prompt and response; a model trained for less gets its own limit."""
     lora_rank: int = 0
     """Rank of the LoRA inputs; 0 for none."""
@@ -39,6 +42,11 @@ class ModelRequest:
     """None for no NPU flavour."""
 
     def __post_init__(self) -> None:
+        if self.context_length > MAX_CONTEXT_LENGTH:
+            raise ConfigError(
+                f"context_length is {self.context_length}, must be at most {MAX_CONTEXT_LENGTH}: "
+                f"use --context-length {MAX_CONTEXT_LENGTH} or less"
+            )
         if self.context_length < 16:
             raise ConfigError(
                 f"context_length is {self.context_length}, must be at least 16: "
@@ -49,6 +57,10 @@ class ModelRequest:
                 f"lora_rank is {self.lora_rank}, must not be negative: use --lora-rank 0 for a "
                 "drafter that does not learn"
             )
+
+    def fitted_context(self, longest: int | None) -> int:
+        """Tokens of the exported context: as many as were asked for, if the model has them."""
+        return self.context_length if longest is None else min(self.context_length, longest)
 
     def identity(self) -> Facts:
         """What decides the exported files, for taking over finished stages."""

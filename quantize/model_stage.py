@@ -1,7 +1,6 @@
 """One model of a bundle: its CPU graph, its tokenizer, and what the manifest says of it."""
 
 import logging
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from .foreign_graph import ForeignGraph
 from .genai_config import write_genai_config
 from .genai_model import GENAI_CONFIG, import_genai_model
 from .lora_branch import check_lora_rank
-from .model_request import ModelRequest
+from .model_request import DEFAULT_CONTEXT_LENGTH, ModelRequest
 from .stages import Facts, Tell
 
 logger = logging.getLogger(__name__)
@@ -55,6 +54,7 @@ def prepare_model(request: ModelRequest) -> PreparedModel:
     from .checkpoints.open_checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(request.path)
+    _warn_if_cut(request, checkpoint.config.context_length)
     check_lora_rank(request.name, request.lora_rank, checkpoint.config)
     return PreparedModel(request=request, checkpoint=checkpoint, tokenizer=checkpoint.tokenizer())
 
@@ -105,7 +105,7 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
     from .decoder_cpu import CpuGraphOptions, build_cpu_decoder
 
     config = checkpoint.config
-    context_length = min(request.context_length, config.context_length)
+    context_length = request.fitted_context(config.context_length)
     tensors_done = 0
     total = len(config.tensor_shapes())
 
@@ -151,8 +151,21 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
         architecture=config.architecture,
         exporter="builder",
         num_logits=config.num_logits,
-        context_length=context_length,
+        max_context_length=config.context_length,
     )
+
+
+def _warn_if_cut(request: ModelRequest, longest: int | None) -> None:
+    """Warn of a model with a shorter context than the user asked for."""
+    asked = request.context_length
+    if asked != DEFAULT_CONTEXT_LENGTH and request.fitted_context(longest) < asked:
+        logger.warning(
+            "%s is made for %s tokens: --context-length %s gives it %s",
+            request.name,
+            longest,
+            asked,
+            longest,
+        )
 
 
 def _foreign_graph(request: ModelRequest, folder: Path) -> ForeignGraph:
@@ -169,6 +182,7 @@ def _foreign_entry(request: ModelRequest, root: Path, folder: str, foreign: Fore
     graph = GraphEntry(
         path=f"{folder}/cpu/model.onnx", precision=foreign.precision, cache=foreign.cache
     )
+    _warn_if_cut(request, foreign.context_length)
     _write_documents(root, foreign.source_files, foreign.tokenizer)
     return _entry(
         request,
@@ -179,7 +193,7 @@ def _foreign_entry(request: ModelRequest, root: Path, folder: str, foreign: Fore
         architecture=foreign.architecture,
         exporter=foreign.exporter,
         num_logits=foreign.num_logits,
-        context_length=min(request.context_length, foreign.context_length or sys.maxsize),
+        max_context_length=foreign.context_length,
     )
 
 
@@ -193,7 +207,7 @@ def _entry(
     architecture: str,
     exporter: ManifestExporter,
     num_logits: int,
-    context_length: int,
+    max_context_length: int | None,
 ) -> Facts:
     """The `ModelEntry` as JSON of a model whose documents lie in `root`."""
     tokenizer = Tokenizer.from_folder(root)
@@ -205,7 +219,8 @@ def _entry(
         folder=folder,
         vocab_size=min(tokenizer.size, num_logits),
         num_logits=num_logits,
-        context_length=context_length,
+        context_length=request.fitted_context(max_context_length),
+        max_context_length=max_context_length,
         eos_token_ids=files.eos_token_ids,
         bos_token_id=files.bos_token_id,
         tokenizer_sha256=tokenizer.content_sha256,

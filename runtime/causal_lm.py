@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,12 @@ _MAX_PREFILL_LOGITS_BYTES = 64 * 2**20
 """Bounds the logits that a graph without `logits_from` gives for a prefill run."""
 
 
+MORE_ROOM = "export with a larger --context-length"
+NO_MORE_ROOM = "use a model made for a longer context"
+
+
 class OnnxModel:
     """A decoder graph, opened once; it holds no conversation, so any number may share it."""
-
-    more_room: ClassVar[str] = "export with a larger --context-length"
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class OnnxModel:
         *,
         context_length: int,
         vocab_size: int,
+        more_room: str = MORE_ROOM,
     ) -> None:
         if vocab_size > signature.num_logits:
             raise BundleError(
@@ -49,6 +52,7 @@ class OnnxModel:
         self.signature = signature
         self.context_length = context_length
         self.vocab_size = vocab_size
+        self.more_room = more_room
 
     @classmethod
     def open(
@@ -61,6 +65,7 @@ class OnnxModel:
         cache: Cache | None = None,
         threads: int | None = None,
         takes_turns: bool = True,
+        more_room: str = MORE_ROOM,
     ) -> "OnnxModel":
         """Open a graph on the CPU provider.
 
@@ -72,6 +77,7 @@ class OnnxModel:
             cache: see `read_signature`.
             threads: see `open_cpu_session`.
             takes_turns: see `open_cpu_session`.
+            more_room: What gives a longer context, for messages.
 
         Raises:
             BundleError: the graph cannot be opened or does not match.
@@ -85,7 +91,13 @@ class OnnxModel:
             num_logits=num_logits,
             cache=cache,
         )
-        return cls(session, signature, context_length=context_length, vocab_size=vocab_size)
+        return cls(
+            session,
+            signature,
+            context_length=context_length,
+            vocab_size=vocab_size,
+            more_room=more_room,
+        )
 
     @property
     def pass_length(self) -> None:

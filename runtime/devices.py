@@ -13,7 +13,7 @@ from omnidraft_npu.manifest import HtpEntry, ModelEntry
 from omnidraft_npu.qnn.binary import check_context_binary, installed_qnn_version
 from omnidraft_npu.qnn.provider import HtpDevice, find_htp, open_qnn_session
 
-from .causal_lm import OnnxModel
+from .causal_lm import MORE_ROOM, NO_MORE_ROOM, OnnxModel
 from .model import Model
 from .static_lm import StaticModel
 
@@ -74,6 +74,7 @@ def open_model_graphs(
             cache=graph.cache,
             threads=threads,
             takes_turns=takes_turns,
+            more_room=NO_MORE_ROOM if entry.is_as_long_as_can_be else MORE_ROOM,
         )
         return OpenedGraphs(graph=opened, precision=graph.precision, why_cpu=why)
 

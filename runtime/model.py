@@ -1,7 +1,7 @@
 """What a conversation needs of a model, whatever runs it."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,10 @@ class ConversationLM(CausalLM, Protocol):
 class Model(Protocol):
     """Opened graphs; any number of conversations may share them."""
 
-    more_room: ClassVar[str]
-    """What gives a longer context, for messages."""
+    @property
+    def more_room(self) -> str:
+        """What gives a longer context, for messages."""
+        ...
 
     @property
     def provider(self) -> str:

@@ -11,7 +11,8 @@ from .errors import BundleError
 
 FORMAT_VERSION = 1
 
-ContextLength = Annotated[int, Meta(ge=1, le=2**21)]
+MAX_CONTEXT_LENGTH = 2**21
+ContextLength = Annotated[int, Meta(ge=1, le=MAX_CONTEXT_LENGTH)]
 """Slots of a cache; buffers of this many ids are made before anything else is known."""
 Cache = Literal["shared", "concat"]
 Exporter = Literal["builder", "optimum", "external"]
@@ -127,6 +128,8 @@ class ModelEntry:
     num_logits: Size
     """Rows of the logits, padding included."""
     context_length: ContextLength
+    max_context_length: Size | None = None
+    """Most tokens the model is made for; None where that is not known."""
     eos_token_ids: tuple[TokenId, ...]
     bos_token_id: TokenId | None
     """First id of every sequence, where the model wants one."""
@@ -138,6 +141,13 @@ class ModelEntry:
     """None where the model was not exported for an NPU."""
     training: TrainingEntry | None = None
     """None for a model that does not learn: a target, or a drafter without LoRA inputs."""
+
+    @property
+    def is_as_long_as_can_be(self) -> bool:
+        """Whether another export would hold no more tokens either."""
+        return self.max_context_length is not None and (
+            self.context_length >= self.max_context_length
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain dictionaries, lists and scalars."""

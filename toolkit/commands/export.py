@@ -41,7 +41,7 @@ _PRECISIONS = get_args(Precision)
     type=int,
     default=4096,
     show_default=True,
-    help="Most tokens of prompt and response together.",
+    help="Most tokens of prompt and response together; a model made for fewer gets its own limit.",
 )
 @click.option(
     "--exporter",
