@@ -37,11 +37,11 @@ from omnidraft_npu.files import write_json
 from omnidraft_npu.machine import describe_machine
 from omnidraft_npu.prompts import read_prompts
 from omnidraft_npu.runtime.adapter_store import BASE
-from omnidraft_npu.runtime.learner import Maker
+from omnidraft_npu.runtime.answer_keeper import Maker, answer_keeper, maker_of
 from omnidraft_npu.runtime.learner_adapter import Floats, open_adapter
 from omnidraft_npu.runtime.learner_config import LearnerConfig
 from omnidraft_npu.runtime.learner_judge import Judge
-from omnidraft_npu.runtime.learner_opening import maker_of, open_learner
+from omnidraft_npu.runtime.learner_opening import open_learner
 from omnidraft_npu.runtime.lora_trainer import Loss, new_adapter
 from omnidraft_npu.runtime.opened_pair import OpenedPair, open_pair
 
@@ -172,7 +172,9 @@ def learn(
         line = f"{done} of {len(stream)}, greedy {tasks['all']['full']['greedy']:.3f}"
         print(f"{line}, {left / 60:.0f} min left" if done else line, file=sys.stderr)
 
-    with open_learner(pair, LearnerConfig(loss=setting.loss), threads=threads) as learner:
+    config = LearnerConfig(loss=setting.loss)
+    keeper = answer_keeper(pair, config)
+    with open_learner(pair, config, threads=threads) as learner:
         begin = start or narrow_start(drafter.graph.lora_inputs, setting.rank)
         if begin:
             store.use(store.add(begin, parent=BASE).version)
@@ -180,7 +182,7 @@ def learn(
         look(0)
         for done, one in enumerate(stream, start=1):
             seen |= _of_several_pieces(maker, one)
-            learner.observe(one.answer)
+            keeper.observe(one.answer)
             before = time.perf_counter()
             lesson = learner.step()
             learning_s += time.perf_counter() - before

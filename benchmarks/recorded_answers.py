@@ -5,7 +5,6 @@ off goes on where it ended. It holds ids of the prompt and of the answer, and th
 probabilities of the likeliest tokens before each one.
 """
 
-import contextlib
 import hashlib
 import sys
 import time
@@ -39,10 +38,6 @@ class _Catch:
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
-
-    def decoding(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing happens meanwhile."""
-        return contextlib.nullcontext()
 
     def observe(self, answer: Answer) -> bool:
         """Keep it."""

@@ -11,9 +11,10 @@ from omnidraft_npu.bundle import open_bundle
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.prompts import TaskPrompt
-from omnidraft_npu.state_folder import learning
+from omnidraft_npu.state_folder import only_learner
 from omnidraft_npu.statistics import DecodeStats
 
+from .answer_keeper import answer_keeper
 from .bench import Run, decode_prompt
 from .learner_config import LearnerConfig
 from .learner_lesson import Lesson
@@ -60,7 +61,7 @@ def check_can_learn(path: Path, target: str | None, state: Path | None, loss: Lo
             f"the drafter of {path} cannot learn: export the bundle with --lora-rank 16"
         )
     TrainingStep(bundle.path(training.path)).check(loss)
-    with learning(state or path, bundle.target(target).name):
+    with only_learner(state or path, bundle.target(target).name):
         pass
 
 
@@ -86,7 +87,7 @@ def stream(
     """
     with contextlib.ExitStack() as ending:
         learner = ending.enter_context(open_learner(session.pair, learner_config, threads=threads))
-        session.observer = learner
+        session.observer = answer_keeper(session.pair, learner_config)
         ending.callback(setattr, session, "observer", None)
         for prompt in prompts:
             version = session.pair.adapter.adapter.version

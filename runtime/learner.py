@@ -1,4 +1,4 @@
-"""Learning from use: answers become examples, examples lessons, and a lesson a better adapter."""
+"""Learning from use: kept answers become lessons, and a lesson a better adapter."""
 
 import contextlib
 import logging
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from omnidraft_npu.examples import EqualExampleMaker, ExampleMaker
+from omnidraft_npu.errors import StateError
+from omnidraft_npu.progress import Report
 from omnidraft_npu.replay import Example, ReplayBuffer
 
 from .adapter_store import BASE, AdapterStore
@@ -18,7 +19,6 @@ from .learner_config import LearnerConfig
 from .learner_examples import RecentExamples
 from .learner_judge import Acceptance, Judge
 from .learner_lesson import Lesson, judged
-from .learner_recorder import Answer
 from .learner_state import Progress, read_training, training_path, write_training
 from .lora_trainer import LoraTrainer, TrainingStep, Update
 
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 _WITHOUT = Adapter.of(BASE, {})
 
 Pause = Callable[[], None]
-Maker = ExampleMaker | EqualExampleMaker
 
 _EXPLODED = 1.5
 """Times its first loss, and one more, that a lesson's last one may be."""
@@ -46,63 +45,40 @@ class Tools:
 
 
 class Learner:
-    """Keeps answers and learns from them; `learner_opening.open_learner` makes one.
+    """Learns from kept answers; `learner_opening.open_learner` makes one.
 
     What it does is a function of the examples in their order and of the seed. Nothing is
     saved before a lesson has ended, so one that is broken off is begun anew the next time.
-    `observe` may be called while another thread is in `step`.
     """
 
     def __init__(
         self,
         config: LearnerConfig,
         *,
-        maker: Callable[[], Maker],
         buffer: ReplayBuffer,
         store: AdapterStore,
         adapter: AdapterInUse,
         tools: Callable[[], Tools],
+        changing: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
-        """Join the parts; no other process may change the buffer and the store meanwhile.
+        """Join the parts; no other process may train meanwhile, see `only_learner`.
 
         Args:
             config: When and how it learns.
-            maker: Gives what turns answers into examples; called for the first answer.
-            buffer: Where those are kept.
+            buffer: Where answers are kept.
             store: Where adapters are kept.
             adapter: Is given each new version.
             tools: Opens what a lesson needs; called for the first one.
+            changing: Entered while something is saved.
         """
         self.config = config
-        self._open_maker, self._open_tools = maker, tools
-        self._maker: Maker | None = None
+        self._open_tools, self._changing = tools, changing
         self._tools: Tools | None = None
         self._buffer, self._store, self._adapter = buffer, store, adapter
         self._path = training_path(buffer.folder)
         self._examples = RecentExamples(buffer, config)
         self._told: set[str] = set()
         self._recall()
-
-    def decoding(self) -> contextlib.AbstractContextManager[None]:
-        """Holds while something is decoded; this learner learns only when told to."""
-        return contextlib.nullcontext()
-
-    def observe(self, answer: Answer) -> bool:
-        """Keep an answer as an example; whether it was long enough, and could be kept."""
-        if len(answer.laws.token_ids) < self.config.min_tokens:
-            return False
-        self._maker = self._maker or self._open_maker()
-        example = self._maker.make(
-            answer.prompt_ids, answer.laws, max_context=self.config.max_context
-        )
-        if example is None:
-            return False
-        try:
-            self._buffer.append(example)
-        except OSError as error:
-            self._tell(f"answers are not learned from: {error}")
-            return False
-        return True
 
     @property
     def num_new(self) -> int:
@@ -114,21 +90,25 @@ class Learner:
         """Whether there are answers enough for a lesson."""
         return self.num_new >= self.config.batch
 
-    def step(self, pause: Pause = lambda: None) -> Lesson | None:
+    def step(
+        self, pause: Pause = lambda: None, report: Report = lambda stage, done, total: None
+    ) -> Lesson | None:
         """One lesson, if there are answers enough; None if not, or if it could not be saved.
 
         Args:
             pause: Called between updates; it may wait. What it raises breaks the lesson off.
+            report: Is given the updates made so far, and the adapters evaluated.
 
         Raises:
             BundleError: the training graph does not fit the drafter.
+            StateError: adapters or examples were changed meanwhile, so nothing was saved.
         """
         started = time.perf_counter()
         new = self._new()
         if len(new) < self.config.batch:
             return None
         try:
-            lesson = self._learn(new, pause)
+            lesson = self._learn(new, pause, report)
         except OSError as error:
             self._recall()
             self._tell(f"what was learned cannot be saved: {error}")
@@ -155,19 +135,25 @@ class Learner:
         self._progress, self._state = read_training(self._path, self._store.key)
         self._trainer: LoraTrainer | None = None
 
-    def _learn(self, new: list[int], pause: Pause) -> Lesson:
+    def _learn(self, new: list[int], pause: Pause, report: Report) -> Lesson:
         self._tools = tools = self._tools or self._open_tools()
         trainer, current = self._resume(tools.step)
-        updates = [
-            self._update(trainer, rows, tools.judge, pause)
-            for rows in self._examples.batches(new, tools.step, tools.anchors)
-        ]
+        pause()
+        batches = list(self._examples.batches(new, tools.step, tools.anchors, pause))
+        updates = []
+        for number, rows in enumerate(batches, start=1):
+            updates.append(self._update(trainer, rows, tools.judge, pause))
+            report("learning", number, len(batches))
         losses = [update.loss for update in updates]
         is_sound = all(update.norm is not None for update in updates)
         is_sound &= losses[-1] <= _EXPLODED * losses[0] + 1
         held = self._examples.held_back
-        base, before = (tools.judge.drafts(one, held, pause) for one in (_WITHOUT, current))
+        base = tools.judge.drafts(_WITHOUT, held, pause)
+        report("evaluating", 1, 3)
+        before = tools.judge.drafts(current, held, pause)
+        report("evaluating", 2, 3)
         after = list(tools.judge.outcomes(trainer.lora, held.values(), pause)) if is_sound else []
+        report("evaluating", 3, 3)
         lesson = Lesson(
             outcome=judged(base, before, after, self.config) if is_sound else "skipped",
             version=current.version,
@@ -179,7 +165,21 @@ class Learner:
             after=Acceptance.of(after),
             seconds=0.0,
         )
-        return self._save(lesson, max(new), trainer, current)
+        with self._changing():
+            self._check_unchanged(current, max(new))
+            return self._save(lesson, max(new), trainer, current)
+
+    def _check_unchanged(self, current: Adapter, newest: int) -> None:
+        """Let nothing come back that was rolled back, imported over or forgotten meanwhile.
+
+        Raises:
+            StateError: another version is in use, or the examples are gone.
+        """
+        if self._store.current != current.version or not self._buffer.has(newest):
+            raise StateError(
+                "what was learned is not saved, since adapters or examples were changed meanwhile: "
+                "the next lesson starts from what is there now"
+            )
 
     def _resume(self, step: TrainingStep) -> tuple[LoraTrainer, Adapter]:
         """The trainer, where it was left, and the version in use."""

@@ -1,122 +1,104 @@
-"""Learning in a thread of its own, while nothing is decoded."""
+"""Learning that gives way: it goes on only while nothing else is at work."""
 
-import contextlib
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-
-from omnidraft_npu.errors import OmniDraftError
+from collections.abc import Callable
 
 from .learner import Learner
 from .learner_lesson import Lesson
-from .learner_recorder import Answer
 
-logger = logging.getLogger(__name__)
-
-_QUIET_S = 0.25
-"""Without decoding before learning goes on: the next request often follows at once."""
+_POLL_S = 0.2
+"""How often to look whether something is at work."""
+_QUIET_S = 1.0
+"""Without other work before learning goes on: the next command often follows at once."""
+_GRACE_S = 10.0
+"""For a pass that cannot be cancelled, at the end."""
 
 
 class BackgroundLearner:
-    """Gives lessons whenever they are due and nothing is decoded; leave its block to end it.
+    """Gives lessons in a thread while the caller watches for other work.
 
-    Decoding never waits: an update under way when it begins is called off, and done anew
-    when it has been quiet again. What was not finished at the end is not lost, the examples
-    are kept.
+    Other work never waits for a lesson: an update under way when it begins is cancelled, and
+    made again when it has been quiet. A lesson that was not finished at the end is not lost,
+    as the examples are kept.
     """
 
     def __init__(
-        self,
-        learner: Learner,
-        report: Callable[[Lesson], None] | None = None,
-        *,
-        quiet_s: float = _QUIET_S,
+        self, learner: Learner, is_busy: Callable[[], bool], *, quiet_s: float = _QUIET_S
     ) -> None:
         """Learn with `learner`, which belongs to this object from now on.
 
         Args:
             learner: Gives the lessons.
-            report: Told of each, in the learning thread; None logs them.
-            quiet_s: Seconds without decoding before learning goes on.
+            is_busy: Whether something else is at work; called several times a second.
+            quiet_s: Seconds without other work before learning goes on.
         """
         self._learner = learner
-        self._report = report or (lambda lesson: logger.info("%s", lesson))
+        self._is_busy = is_busy
         self._quiet_s = quiet_s
-        self._changed = threading.Condition()
-        self._num_decoding = 0
-        self._quiet_from = time.monotonic()
-        self._has_news = True
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
+        self._may_learn = threading.Event()
+        self._is_ended = False
+        self._error: Exception | None = None
 
-    def __enter__(self) -> "BackgroundLearner":
-        self._thread.start()
-        return self
+    def run(self, report: Callable[[Lesson], None], *, max_s: float) -> bool:
+        """Give lessons until none is due, `end` is called, or the time is up.
 
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        self._learner.cancel()
-        self._thread.join()
+        Args:
+            report: Is given each lesson, in the learning thread.
+            max_s: Seconds, in which it may also do nothing but wait.
 
-    @contextlib.contextmanager
-    def decoding(self) -> Iterator[None]:
-        """Holds while something is decoded; nothing is learned meanwhile."""
-        with self._changed:
-            self._num_decoding += 1
-        self._learner.cancel()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._num_decoding -= 1
-                self._quiet_from = time.monotonic()
-                self._changed.notify_all()
-
-    def observe(self, answer: Answer) -> bool:
-        """Keep an answer, to be learned from later; whether it was kept."""
-        is_kept = self._learner.observe(answer)
-        with self._changed:
-            self._has_news |= is_kept
-            self._changed.notify_all()
-        return is_kept
-
-    def _run(self) -> None:
-        with contextlib.suppress(_ClosedError):
-            while True:
-                self._wait_for_news()
-                try:
-                    while (lesson := self._learner.step(self._pause)) is not None:
-                        self._report(lesson)
-                except OmniDraftError as error:
-                    logger.warning("learning has ended: %s", error)
-                    return
-
-    def _wait_for_news(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_news or self._is_closed)
-            self._has_news = False
-        self._pause()
-
-    def _pause(self) -> None:
-        """Wait until it is quiet.
+        Returns:
+            Whether the learning thread has ended; where it has not, the caller should exit.
 
         Raises:
-            _ClosedError: it is time to end.
+            Exception: what a lesson raised.
         """
-        with self._changed:
-            while not self._is_closed:
-                if self._num_decoding:
-                    self._changed.wait()
-                    continue
-                left = self._quiet_from + self._quiet_s - time.monotonic()
-                if left <= 0:
-                    return
-                self._changed.wait(left)
-        raise _ClosedError
+        thread = threading.Thread(target=self._learn, args=(report,), daemon=True)
+        thread.start()
+        now = time.monotonic()
+        deadline, quiet_from = now + max_s, now
+        while thread.is_alive() and not self._is_ended and now < deadline:
+            if self._is_busy():
+                self._may_learn.clear()
+                self._learner.cancel()
+                quiet_from = now + self._quiet_s
+            elif now >= quiet_from:
+                self._may_learn.set()
+            thread.join(_POLL_S)
+            now = time.monotonic()
+        self._is_ended = True
+        self._may_learn.set()
+        while thread.is_alive() and time.monotonic() < now + _GRACE_S:
+            self._learner.cancel()
+            thread.join(_POLL_S)
+        if self._error is not None:
+            raise self._error
+        return not thread.is_alive()
+
+    def end(self) -> None:
+        """Let `run` return soon; a signal handler may call this."""
+        self._is_ended = True
+
+    def _learn(self, report: Callable[[Lesson], None]) -> None:
+        try:
+            self._pause()
+            while (lesson := self._learner.step(self._pause)) is not None:
+                report(lesson)
+        except _EndedError:
+            return
+        except Exception as error:  # noqa: BLE001 `run` raises it in the caller's thread.
+            self._error = error
+
+    def _pause(self) -> None:
+        """Wait while something else is at work.
+
+        Raises:
+            _EndedError: it is time to end.
+        """
+        self._may_learn.wait()
+        if self._is_ended:
+            raise _EndedError
 
 
-class _ClosedError(Exception):
+class _EndedError(Exception):
     """The thread is asked to end."""

@@ -49,6 +49,10 @@ class LearnerConfig:
     optimizer: AdamWConfig = _OPTIMIZER
     seed: int = 0
 
+    def is_held_out(self, number: int) -> bool:
+        """Whether the example of this number evaluates the others, at first."""
+        return number % self.held_out_every == 0
+
     def __post_init__(self) -> None:
         lowest = {
             "batch": 1,

@@ -1,6 +1,6 @@
 """Which answers a lesson learns from, and which ones judge it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class RecentExamples:
         """
         config = self._config
         for number, example in self._buffer.numbered(after=self._seen):
-            (self._held if self._judges(number) else self._learned)[number] = example
+            (self._held if config.is_held_out(number) else self._learned)[number] = example
             self._seen = number
         for number in sorted(self._held)[: -config.max_held_out]:
             self._learned[number] = self._held.pop(number)
@@ -41,11 +41,7 @@ class RecentExamples:
         for number in sorted(old)[: -config.num_recent]:
             del self._learned[number]
         newer = (number for number in self._learned if number > newest)
-        return sorted(number for number in newer if not self._judges(number))
-
-    def _judges(self, number: int) -> bool:
-        """Whether an example is held back at first."""
-        return number % self._config.held_out_every == 0
+        return sorted(number for number in newer if not config.is_held_out(number))
 
     @property
     def held_back(self) -> Mapping[int, Example]:
@@ -53,11 +49,16 @@ class RecentExamples:
         return self._held
 
     def batches(
-        self, new: list[int], step: TrainingStep, anchors: Anchors
+        self,
+        new: list[int],
+        step: TrainingStep,
+        anchors: Anchors,
+        pause: Callable[[], None] = lambda: None,
     ) -> Iterator[list[Example]]:
         """Rows for the training graph: of the new answers and of older ones, mixed, and anchors.
 
-        The same examples, new numbers and seed give the same rows.
+        The same examples, new numbers and seed give the same rows. `pause` is called before
+        each batch, whose anchors are passes of the drafter.
         """
         config = self._config
         rng = np.random.default_rng((config.seed, max(new)))
@@ -77,5 +78,6 @@ class RecentExamples:
         num_anchors = min(config.num_anchors, len(anchors), step.batch - 1)
         room = step.batch - num_anchors
         for start in range(0, len(order), room):
+            pause()
             held = rng.choice(len(anchors), num_anchors, replace=False) if num_anchors else ()
             yield [rows[i] for i in order[start : start + room]] + [anchors[i] for i in held]

@@ -1,64 +1,112 @@
-"""A learner for the models of a conversation."""
+"""A learner for a target of a bundle."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bundle import Bundle
-from omnidraft_npu.examples import EqualExampleMaker, ExampleMaker, trie_paths
-from omnidraft_npu.manifest_checks import spelling_path
-from omnidraft_npu.state_folder import learning
+from omnidraft_npu.config import DeviceConfig
+from omnidraft_npu.manifest import ModelEntry
+from omnidraft_npu.state_folder import learning, only_learner
 
-from .learner import Learner, Maker, Tools
+from .answer_keeper import can_learn
+from .learner import Learner, Tools
+from .learner_adapter import AdapterInUse, open_adapter
 from .learner_anchors import Anchors
 from .learner_config import NUM_TOP, LearnerConfig
 from .learner_judge import Judge
+from .learner_state import read_training, training_path
 from .lora_trainer import Loss, TrainingStep
-from .opened_pair import OpenedModel, OpenedPair
+from .opened_pair import OpenedModel, OpenedPair, open_drafter
 from .past_recall import replay_of
-
-
-def can_learn(pair: OpenedPair) -> bool:
-    """Whether there is a drafter with an adapter, and a graph to train it with."""
-    return (
-        pair.bundle is not None
-        and pair.drafter is not None
-        and pair.drafter.entry.training is not None
-        and pair.adapter.store is not None
-    )
 
 
 @contextlib.contextmanager
 def open_learner(
-    pair: OpenedPair, config: LearnerConfig, *, threads: int | None = None
+    pair: OpenedPair,
+    config: LearnerConfig,
+    *,
+    threads: int | None = None,
+    busy: Callable[[], None] | None = None,
 ) -> Iterator[Learner]:
     """Learn for a pair, for the block; no other process learns for this target meanwhile.
 
     Args:
-        pair: With `can_learn`.
+        pair: With `can_learn`; what is learned is its adapter from then on.
         config: When and how.
         threads: Threads of one operator of the training graph.
+        busy: Called if another process is learning, see `only_learner`.
 
     Raises:
         StateError: another process is learning, or what is learned cannot be written.
         ValueError: the pair cannot learn.
     """
-    bundle, drafter, store = pair.bundle, pair.drafter, pair.adapter.store
-    training = None if drafter is None else drafter.entry.training
-    if bundle is None or drafter is None or training is None or store is None:
+    bundle, drafter, target = pair.bundle, pair.drafter, pair.target.entry
+    if not can_learn(pair) or bundle is None or drafter is None:
         raise ValueError("this pair has no graph to learn with")
-    target = pair.target.entry
+    with only_learner(bundle.state_root, target.name, busy):
+        yield _learner(bundle, target, lambda: drafter, pair.adapter, config, threads)
+
+
+@contextlib.contextmanager
+def open_learner_alone(
+    bundle: Bundle,
+    target: ModelEntry,
+    config: LearnerConfig,
+    *,
+    threads: int | None = None,
+    devices: DeviceConfig,
+) -> Iterator[Learner]:
+    """The same without a conversation: the target is not opened, the drafter when it is time.
+
+    Args:
+        bundle: Its drafter can learn.
+        target: Whose kept answers are learned from.
+        config, threads: See `open_learner`.
+        devices: Where the drafter runs that is evaluated.
+
+    Raises:
+        StateError: another process is learning, or what is learned cannot be written.
+    """
+
+    def drafter() -> OpenedModel:
+        return open_drafter(bundle, devices=devices, threads=threads)
+
+    with only_learner(bundle.state_root, target.name):
+        yield _learner(bundle, target, drafter, open_adapter(bundle, target), config, threads)
+
+
+def num_to_learn_from(bundle: Bundle, target: ModelEntry, config: LearnerConfig) -> int:
+    """Kept answers that no lesson has learned from yet; cheaply, so damaged ones count too."""
+    adapter = open_adapter(bundle, target)
+    if bundle.manifest.drafter.training is None or adapter.store is None:
+        return 0
     buffer = replay_of(bundle, target)
-    with learning(bundle.state_root, target.name):
-        yield Learner(
-            config,
-            maker=lambda: maker_of(pair, bundle, drafter),
-            buffer=buffer,
-            store=store,
-            adapter=pair.adapter,
-            tools=lambda: _open_tools(drafter, bundle.path(training.path), config.loss, threads),
-        )
+    progress, _ = read_training(training_path(buffer.folder), adapter.store.key)
+    numbers = buffer.numbers(after=progress.newest)
+    return sum(not config.is_held_out(number) for number in numbers)
+
+
+def _learner(
+    bundle: Bundle,
+    target: ModelEntry,
+    open_drafter: Callable[[], OpenedModel],
+    adapter: AdapterInUse,
+    config: LearnerConfig,
+    threads: int | None,
+) -> Learner:
+    training, store = bundle.manifest.drafter.training, adapter.store
+    if training is None or store is None:
+        raise ValueError("this drafter has no graph to learn with")
+    path = bundle.path(training.path)
+    return Learner(
+        config,
+        buffer=replay_of(bundle, target),
+        store=store,
+        adapter=adapter,
+        tools=lambda: _open_tools(open_drafter(), path, config.loss, threads),
+        changing=lambda: learning(bundle.state_root, target.name),
+    )
 
 
 def _open_tools(drafter: OpenedModel, path: Path, loss: Loss, threads: int | None) -> Tools:
@@ -68,17 +116,3 @@ def _open_tools(drafter: OpenedModel, path: Path, loss: Loss, threads: int | Non
     max_pieces = min(step.length, drafter.graph.context_length)
     anchors = Anchors(drafter.tokenizer, judge, max_pieces=max_pieces, num_top=NUM_TOP)
     return Tools(step=step, judge=judge, anchors=anchors)
-
-
-def maker_of(pair: OpenedPair, bundle: Bundle, drafter: OpenedModel) -> Maker:
-    """What makes examples of a target's answers, for the drafter of a bundle."""
-    if pair.encoder is None:
-        return EqualExampleMaker(num_pieces=drafter.graph.vocab_size, num_top=NUM_TOP)
-    target = pair.target
-    trie = SpellingTrie.load(
-        bundle.path(spelling_path(target.entry)),
-        drafter_sha256=drafter.entry.tokenizer_sha256,
-        target_sha256=target.entry.tokenizer_sha256,
-    )
-    trie.check_sizes(num_pieces=drafter.graph.vocab_size, num_targets=target.entry.vocab_size)
-    return ExampleMaker(pair.encoder, target.vocabulary, trie_paths(trie), num_top=NUM_TOP)

@@ -205,7 +205,7 @@ def open_pair(
         return OpenedPair(target=opened, drafter=None, proposer=None)
     if not has_drafter:
         return OpenedPair(target=opened, drafter=None, proposer=proposer)
-    drafter = _open_model(bundle, bundle.manifest.drafter, devices.draft_device, **settings)
+    drafter = open_drafter(bundle, devices=devices, threads=threads)
     state_problem = _state_problem(bundle, opened.entry) if recalls or keeps else None
     if state_problem is not None:
         recalls = keeps = False
@@ -269,6 +269,14 @@ def _generation_defaults(bundle: Bundle, target: ModelEntry) -> GenerationDefaul
         return GenerationDefaults()
     path = bundle.path(relative)
     return generation_defaults(read_document(path, dict[str, Any]), str(path))
+
+
+def open_drafter(
+    bundle: Bundle, *, devices: DeviceConfig = DEFAULT_DEVICES, threads: int | None = None
+) -> OpenedModel:
+    """The drafter of a bundle; see `open_session`."""
+    entry, settings = bundle.manifest.drafter, {"devices": devices, "threads": threads}
+    return _open_model(bundle, entry, devices.draft_device, takes_turns=True, **settings)
 
 
 def _state_problem(bundle: Bundle, target: ModelEntry) -> str | None:

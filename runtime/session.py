@@ -45,10 +45,6 @@ class Delta:
 class AnswerObserver(Protocol):
     """Is told of every response that was written to its end."""
 
-    def decoding(self) -> contextlib.AbstractContextManager[None]:
-        """Holds while a response is decoded."""
-        ...
-
     def observe(self, answer: Answer) -> bool:
         """Take an answer; whether it was kept."""
         ...
@@ -153,8 +149,6 @@ class Session:
         length = len(prompt_ids)
         with contextlib.ExitStack() as ending:
             ending.callback(self._save_ngrams)
-            if observer is not None:
-                ending.enter_context(observer.decoding())
             for one in stats.follow(rounds, length - 1 - target.length):
                 token_ids = one.verdict.token_ids
                 if observed is not None:

@@ -69,6 +69,7 @@ def learn(state: LearnedState, first: int, rounds: int) -> None:
 def learn_from_answers(bundle: Path, first: int) -> None:
     from omnidraft_npu.config import DecodeConfig
     from omnidraft_npu.runtime.adamw import AdamWConfig
+    from omnidraft_npu.runtime.answer_keeper import answer_keeper
     from omnidraft_npu.runtime.learner_config import LearnerConfig
     from omnidraft_npu.runtime.learner_opening import open_learner
     from omnidraft_npu.runtime.opened_pair import open_pair
@@ -79,7 +80,7 @@ def learn_from_answers(bundle: Path, first: int) -> None:
     pair = open_pair(bundle, threads=1, proposer="model")
     session = Session(pair)
     with open_learner(pair, config, threads=1) as learner:
-        session.observer = learner
+        session.observer = answer_keeper(pair, config)
         say("process", os.getpid())
         for number in range(first, first + 10**6):
             session.reset()

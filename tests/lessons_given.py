@@ -2,6 +2,7 @@
 
 from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.runtime.adamw import AdamWConfig
+from omnidraft_npu.runtime.answer_keeper import answer_keeper
 from omnidraft_npu.runtime.learner_config import LearnerConfig
 from omnidraft_npu.runtime.learner_opening import open_learner
 from omnidraft_npu.runtime.lora_trainer import TrainingStep
@@ -32,7 +33,7 @@ def answer(session, prompt, **sampling):
 
 
 def answer_all(session, learner, prompts=PROMPTS):
-    session.observer = learner
+    session.observer = answer_keeper(session.pair, learner.config)
     return [answer(session, prompt)[0] for prompt in prompts]
 
 

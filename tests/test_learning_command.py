@@ -13,7 +13,7 @@ from omnidraft_npu.runtime import learner_opening
 from omnidraft_npu.runtime.learner import Learner
 from omnidraft_npu.runtime.lora_trainer import TrainingStep
 from omnidraft_npu.runtime.opened_pair import open_pair
-from omnidraft_npu.state_folder import learning, replay_path
+from omnidraft_npu.state_folder import learning, only_learner, replay_path
 
 
 @pytest.fixture
@@ -49,13 +49,20 @@ def test_an_answer_is_kept_for_learning(bundle):
     assert len(examples(bundle)) == 1
 
 
-def test_the_eighth_answer_is_followed_by_a_lesson(bundle):
-    said = [run(bundle, prompt=f"number {n} and") for n in range(11)]
+def test_the_eighth_answer_is_learned_from_at_once_where_that_is_asked_for(bundle):
+    said = [run(bundle, "--learn-now", prompt=f"number {n} and") for n in range(11)]
     assert all(one.exit_code == 0 for one in said)
     lessons = [i for i, one in enumerate(said) if "learned from 8 answers" in one.stderr]
     assert lessons == [8]  # One of these nine was held back.
+    assert "nothing to learn yet: 7 of the 8 answers" in said[7].stderr
     assert "held-back acceptance" in said[8].stderr
     assert said[8].stdout == run(bundle, "--no-learn", prompt="number 8 and").stdout
+
+
+def test_learning_now_and_not_at_all_exclude_each_other(bundle):
+    said = run(bundle, "--learn-now", "--no-learn")
+    assert said.exit_code == 2
+    assert "--no-learn and --learn-now exclude each other" in said.stderr
 
 
 @pytest.mark.parametrize("mode", ["auto", "cache", "paper"])
@@ -94,14 +101,14 @@ def test_json_stays_one_document(bundle):
 
 
 def test_a_lesson_that_ctrl_c_breaks_off_loses_nothing(bundle, monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Learner, "step", interrupt)
-    said = run(bundle)
+    said = [run(bundle, "--learn-now", prompt=f"number {n} and") for n in range(9)][-1]
     assert said.exit_code == 0
     assert "put off" in said.stderr
-    assert len(examples(bundle)) == 1
+    assert len(examples(bundle)) == 9
 
 
 def test_a_training_graph_of_an_older_export_is_said_and_the_answer_stands(bundle, monkeypatch):
@@ -111,23 +118,28 @@ def test_a_training_graph_of_an_older_export_is_said_and_the_answer_stands(bundl
         return step
 
     monkeypatch.setattr(learner_opening, "TrainingStep", without_overlap)
-    said = [run(bundle, prompt=f"number {n} and") for n in range(9)]
+    said = [run(bundle, "--learn-now", prompt=f"number {n} and") for n in range(9)]
     assert [one.exit_code for one in said] == [0] * 9
     assert "export the bundle again" in said[8].stderr
     assert said[8].stdout == run(bundle, "--no-learn", prompt="number 8 and").stdout
     assert len(examples(bundle)) == 9
 
 
-def test_another_process_that_learns_is_said_and_decoding_goes_on(bundle):
+def test_answers_are_kept_while_another_process_learns(bundle):
+    with only_learner(bundle, "target"):
+        assert run(bundle).exit_code == 0
+    assert len(examples(bundle)) == 1
+
+
+def test_a_state_that_another_process_changes_is_reported_and_decoding_goes_on(bundle, caplog):
     with learning(bundle, "target"):
-        said = run(bundle)
-    assert said.exit_code == 0
-    assert said.stderr.count("another process is learning") == 1
+        assert run(bundle).exit_code == 0
+    assert caplog.text.count("another process is learning") == 1
     assert not examples(bundle)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs permissions of POSIX")
-def test_a_state_that_cannot_be_written_is_said_and_decoding_goes_on(bundle, monkeypatch):
+def test_a_state_that_cannot_be_written_is_said_and_decoding_goes_on(bundle):
     """Root may write anywhere, so a plain file stands where the folder should."""
     (bundle / "state").write_text("in the way")
     (bundle / "state").chmod(stat.S_IREAD)

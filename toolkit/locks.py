@@ -11,13 +11,16 @@ from .files import PRIVATE_FILE
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, busy: Callable[[], None], *, private: bool = False) -> Iterator[None]:
+def exclusive(
+    path: Path, busy: Callable[[], None], *, private: bool = False, patience_s: float = 0.0
+) -> Iterator[None]:
     """Hold the lock file `path` for the block, which may end in another thread.
 
     Args:
         path: Made if missing, and removed afterwards, unless it is another file by then.
         busy: Called once if another process holds it; waits afterwards unless this raises.
         private: Make it for this user alone, whatever the umask.
+        patience_s: Seconds that another process may hold it before `busy` is called.
 
     Raises:
         OSError: the lock file cannot be made, or is not a regular file: what a link leads to
@@ -29,7 +32,7 @@ def exclusive(path: Path, busy: Callable[[], None], *, private: bool = False) ->
     mode = {"mode": PRIVATE_FILE} if private else {}
     lock = FileLock(path, thread_local=False, **mode)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=patience_s)
     except Timeout:
         if not path.exists():
             # It may be free since; or it cannot be made, which filelock too takes for held.

@@ -43,6 +43,8 @@ DEFAULT_MAX_BYTES = 64 * 2**20
 
 TRAINING_FILE = "training.safetensors"
 """Beside the examples: an adapter that is still under training, forgotten with them."""
+LEARNER_FILE = "learner.json"
+"""Beside the examples: what learning did last, forgotten with them."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -136,6 +138,24 @@ class ReplayBuffer:
                 continue
             if example is not None:
                 yield number, example
+
+    def numbers(self, *, after: int) -> Iterator[int]:
+        """Numbers of this pair's examples above `after`, rising; what they hold is not checked."""
+        from safetensors import SafetensorError, safe_open
+
+        for path in self._files():
+            number = int(path.name[:8])
+            if number > after:
+                with (
+                    contextlib.suppress(SafetensorError, OSError),
+                    safe_open(path, "numpy") as file,
+                ):
+                    if (file.metadata() or {}).get("pair") == self.pair:
+                        yield number
+
+    def has(self, number: int) -> bool:
+        """Whether an example of this number is there."""
+        return any(int(path.name[:8]) == number for path in self._files())
 
     def forget(self) -> int:
         """Erase all examples and what training made of them; gives the number of examples."""

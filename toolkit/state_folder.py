@@ -23,7 +23,7 @@ _JUNCTION = 0xA0000003
 """Reparse tag of a Windows junction, a link that is not called one."""
 
 _LEARNED = re.compile(
-    r"current\.json|v\d{4,}\.(json|onnx_adapter)|training\.safetensors"
+    r"current\.json|v\d{4,}\.(json|onnx_adapter)|training\.safetensors|learner\.json"
     r"|\d{8}(-[0-9a-f]{16})?\.safetensors"
 )
 """Files of adapters, and of examples to learn from."""
@@ -31,6 +31,8 @@ _NGRAMS = re.compile(r"(.+?)(\.[0-9a-z]{8}-[0-9a-z]{8})?(\.unreadable-\d+)?\.saf
 _LEFTOVER = re.compile(r"\.(.+)\.\w+\.tmp")
 """What a killed writer leaves of the file that is named in it."""
 
+_PATIENCE_S = 1.0
+"""Adding an answer or a version takes milliseconds, so the lock on `state/` is free soon."""
 _REPLACING_S = 10.0
 """Longest time that a bundle's folder may be missing while an export replaces it."""
 
@@ -127,8 +129,9 @@ def state_folders(bundle: Path, target_names: Iterable[str]) -> list[Path]:
 def learning(bundle: Path, target_name: str) -> Iterator[None]:
     """Be the only one that changes adapters and examples of a target, for the block.
 
-    Reading needs no lock. A process that dies frees it; what it left half-written is removed
-    by the next. Nothing waits.
+    Hold it for single changes, not while an adapter is being trained: `only_learner` is for
+    that. Reading needs no lock. A process that dies frees it; what it left half-written is
+    removed by the next.
 
     Args:
         bundle: The bundle's folder.
@@ -138,9 +141,45 @@ def learning(bundle: Path, target_name: str) -> Iterator[None]:
         StateError: another process holds the lock, or `state/` cannot be written or used.
         BundleError: the target's name is a path.
     """
-    lock = _state(bundle, target_name) / f"{target_name}.learning.lock"
+    with _locked_for(bundle, target_name, "learning", None, patience_s=_PATIENCE_S):
+        yield
 
-    def busy() -> None:
+
+@contextlib.contextmanager
+def only_learner(
+    bundle: Path, target_name: str, busy: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Be the only process that trains an adapter for a target, for the block.
+
+    Others keep answers and change adapters meanwhile; a learner holds `learning` too when it
+    saves something.
+
+    Args:
+        bundle: The bundle's folder.
+        target_name: Another target can be learned for at the same time.
+        busy: Called if another process is learning; waits afterwards unless this raises. None
+            raises a StateError.
+
+    Raises:
+        StateError: another process is learning, or `state/` cannot be written or used.
+        BundleError: the target's name is a path.
+    """
+    with _locked_for(bundle, target_name, "learner", busy):
+        yield
+
+
+@contextlib.contextmanager
+def _locked_for(
+    bundle: Path,
+    target_name: str,
+    lock_name: str,
+    busy: Callable[[], None] | None,
+    *,
+    patience_s: float = 0.0,
+) -> Iterator[None]:
+    lock = _state(bundle, target_name) / f"{target_name}.{lock_name}.lock"
+
+    def refuse() -> None:
         raise StateError(
             f"another process is learning for {target_name} of {bundle}: wait until it ends "
             "(decoding with --no-learn need not wait)"
@@ -149,8 +188,9 @@ def learning(bundle: Path, target_name: str) -> Iterator[None]:
     check_state(bundle, [target_name])
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(_locked(bundle, lock, busy))
-            _tidy(bundle, target_name)
+            held.enter_context(_locked(bundle, lock, busy or refuse, patience_s=patience_s))
+            if lock_name == "learning":
+                _tidy(bundle, target_name)
         except OSError as error:
             raise StateError(
                 f"cannot write to {lock.parent} ({error.strerror or error}): make it writable "
@@ -191,14 +231,16 @@ def changing_all(bundle: Path, target_names: Iterable[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(bundle: Path, lock: Path, busy: Callable[[], None]) -> Iterator[None]:
+def _locked(
+    bundle: Path, lock: Path, busy: Callable[[], None], *, patience_s: float = 0.0
+) -> Iterator[None]:
     """Hold a lock file in `state/`, and make the folders to it, for this user alone."""
     deadline = time.monotonic() + _REPLACING_S
     with contextlib.ExitStack() as held:
         while True:
             try:
                 _make_folder(bundle, lock.parent)
-                held.enter_context(exclusive(lock, busy, private=True))
+                held.enter_context(exclusive(lock, busy, private=True, patience_s=patience_s))
                 break
             except FileNotFoundError:
                 # An export is about to put another bundle here, with this state in it.

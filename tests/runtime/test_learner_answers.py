@@ -1,12 +1,11 @@
 """What is recorded of answers, and which become examples."""
 
-import contextlib
-
 import numpy as np
 import pytest
 from lessons_given import FAST, PROMPTS, answer, answer_all, examples_of, opened
 
 from omnidraft_npu.config import DecodeConfig
+from omnidraft_npu.runtime.answer_keeper import answer_keeper
 from omnidraft_npu.runtime.learner_judge import Acceptance, Judge
 from omnidraft_npu.runtime.learner_opening import open_learner
 from omnidraft_npu.runtime.session import Session
@@ -24,7 +23,6 @@ def test_what_is_recorded_is_the_law_that_the_target_itself_gives(bundle, sampli
     session, kept = Session(pair), []
 
     class Observer:
-        decoding = staticmethod(contextlib.nullcontext)
         observe = staticmethod(kept.append)
 
     session.observer = Observer()
@@ -60,9 +58,8 @@ def test_answers_become_examples_in_the_drafters_pieces(bundle, target):
 def test_short_answers_are_not_kept(bundle):
     pair = opened(bundle)
     session = Session(pair)
-    with open_learner(pair, FAST, threads=1) as learner:
-        session.observer = learner
-        list(session.generate(session.encode("a", raw=True), DecodeConfig(max_new_tokens=7)))
+    session.observer = answer_keeper(pair, FAST)
+    list(session.generate(session.encode("a", raw=True), DecodeConfig(max_new_tokens=7)))
     assert not examples_of(bundle)
 
 

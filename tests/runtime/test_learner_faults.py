@@ -8,13 +8,15 @@ import pytest
 from lessons_given import FAST, PROMPTS, answer, answer_all, opened, spoil, teach
 
 from omnidraft_npu.errors import ConfigError, StateError
+from omnidraft_npu.forgetting import erase_learned
 from omnidraft_npu.replay import ReplayBuffer
 from omnidraft_npu.runtime.adapter_store import BASE
+from omnidraft_npu.runtime.answer_keeper import can_learn
 from omnidraft_npu.runtime.learner_config import LearnerConfig
-from omnidraft_npu.runtime.learner_opening import can_learn, open_learner
+from omnidraft_npu.runtime.learner_opening import open_learner
 from omnidraft_npu.runtime.opened_pair import open_pair
 from omnidraft_npu.runtime.session import Session
-from omnidraft_npu.state_folder import learning
+from omnidraft_npu.state_folder import learning, only_learner
 
 
 @pytest.fixture
@@ -88,10 +90,36 @@ def test_what_cannot_be_saved_is_said_and_learned_later(bundle, monkeypatch, cap
         assert learner.step() is not None
 
 
+@pytest.mark.parametrize("change", ["forget", "roll back"])
+def test_what_was_forgotten_or_rolled_back_during_a_lesson_does_not_come_back(bundle, change):
+    _, before = teach(bundle)
+    assert before.version != BASE
+    pair = opened(bundle)
+    changes = iter([change])
+
+    def meanwhile():
+        if next(changes, None) is None:
+            return
+        if change == "forget":
+            erase_learned(bundle, ["target"])
+            return
+        with learning(bundle, "target"):
+            pair.adapter.store.use(BASE)
+
+    with open_learner(pair, FAST, threads=1) as learner:
+        answer_all(Session(pair), learner)
+        with pytest.raises(StateError, match="changed meanwhile"):
+            learner.step(meanwhile)
+    assert pair.adapter.store.current == BASE
+    if change == "forget":
+        assert not list((bundle / "state").rglob("*.safetensors"))
+        assert not list((bundle / "state").rglob("*.onnx_adapter"))
+
+
 def test_only_one_learns_at_a_time(bundle):
     pair = opened(bundle)
     with (
-        learning(bundle, "target"),
+        only_learner(bundle, "target"),
         pytest.raises(StateError, match="no-learn"),
         open_learner(pair, FAST, threads=1),
     ):

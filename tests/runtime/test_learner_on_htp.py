@@ -16,6 +16,7 @@ from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
 from omnidraft_npu.quantize.htp.decoder_graph import HtpGraphOptions, build_htp_decoder
 from omnidraft_npu.runtime import devices
 from omnidraft_npu.runtime.adamw import AdamWConfig
+from omnidraft_npu.runtime.answer_keeper import answer_keeper
 from omnidraft_npu.runtime.learner_config import LearnerConfig
 from omnidraft_npu.runtime.learner_opening import open_learner
 from omnidraft_npu.runtime.session import open_session
@@ -106,10 +107,9 @@ def test_what_is_learned_drafts_on_the_npu_from_the_next_request_on(bundle, open
     on_npu, on_cpu = open_on(bundle, "npu"), open_on(bundle, "cpu")
     assert on_npu.draft_provider == f"{QNN_PROVIDER} (simulated HTP, soc {X_ELITE})"
     text, accepted = answer(on_npu, PROMPTS[-1], 8)
-    with open_learner(on_cpu.pair, CONFIG, threads=1) as learner:
-        on_cpu.observer = learner
-        for prompt in PROMPTS:
-            answer(on_cpu, prompt)
+    on_cpu.observer = answer_keeper(on_cpu.pair, CONFIG)
+    for prompt in PROMPTS:
+        answer(on_cpu, prompt)
     with open_learner(on_npu.pair, CONFIG, threads=1) as learner:
         lesson = learner.step()
     assert lesson.after.num_tokens == 16

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from omnidraft_npu.cli import cli
 from omnidraft_npu.config import DecodeConfig
 from omnidraft_npu.past_answers import PastAnswers
+from omnidraft_npu.runtime.answer_keeper import answer_keeper
 from omnidraft_npu.runtime.learner_config import LearnerConfig
-from omnidraft_npu.runtime.learner_opening import open_learner
 from omnidraft_npu.runtime.opened_pair import open_pair
 from omnidraft_npu.runtime.past_recall import recall_past, replay_of
 from omnidraft_npu.runtime.session import Session
@@ -36,11 +36,10 @@ def answer(session, prompt):
 
 
 def answer_all(pair):
-    """With learning on, but for lessons."""
+    """With answers kept."""
     session = Session(pair)
-    with open_learner(pair, LearnerConfig()) as learner:
-        session.observer = learner
-        return [answer(session, prompt) for prompt in PROMPTS]
+    session.observer = answer_keeper(pair, LearnerConfig())
+    return [answer(session, prompt) for prompt in PROMPTS]
 
 
 def accepted_of_past(found):

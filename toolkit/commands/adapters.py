@@ -12,7 +12,7 @@ from ..errors import ConfigError, StateError
 from ..forgetting import erase_learned, find_learned
 from ..printing import echo
 from ..state_folder import check_links, learned_targets, learning
-from .opened_adapters import OpenedAdapters, print_json, print_table
+from .opened_adapters import OpenedAdapters, learner_lines, print_json, print_table
 
 _bundle = click.argument("bundle", type=click.Path(path_type=Path))
 _target = click.option("--target", help="Which target of the bundle [default: the first].")
@@ -55,6 +55,7 @@ def list_(bundle: Path, target: str | None, as_json: bool) -> None:
     if as_json:
         facts = {"target": opened.target.name, "current": opened.store.current}
         facts["is_training"] = opened.is_training()
+        facts["learner"] = opened.learner_facts()
         print_json({**facts, "adapters": adapters, "replay": replay})
         return
     if adapters:
@@ -64,6 +65,8 @@ def list_(bundle: Path, target: str | None, as_json: bool) -> None:
     echo(f"{replay['examples']:,} examples to learn from, {replay['bytes']:,} bytes")
     if opened.is_training():
         echo("one adapter is under training: a version as soon as it drafts better")
+    for line in learner_lines(opened.learner_facts()):
+        echo(line)
 
 
 @command.command()

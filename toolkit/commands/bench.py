@@ -125,8 +125,10 @@ def command(
       omnidraft-npu bench -b bundle --prompts test.jsonl --learn train.jsonl --draft-length 4
       omnidraft-npu bench -b bundle --project-chip x-elite --project-target-size 8
     """
+    from ..activity import at_work
     from ..config import DecodeConfig, SamplingConfig
 
+    click.get_current_context().with_resource(at_work())
     if plot is not None:
         from ..plots import require_matplotlib
 

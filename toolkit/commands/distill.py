@@ -106,6 +106,9 @@ def command(
     """
     from omnidraft_npu.quantize.distillation.requirements import parse_layers, require_torch
 
+    from ..activity import at_work
+
+    click.get_current_context().with_resource(at_work())
     require_torch()
     prompts: list[TaskPrompt] = [p for path in prompt_files for p in read_prompts(path)]
 

@@ -104,9 +104,11 @@ def command(
     from omnidraft_npu.quantize.model_request import model_request
     from omnidraft_npu.quantize.training_stage import TrainingShape
 
+    from ..activity import at_work
     from .progress import stage_progress
     from .resuming import telling_how_to_resume
 
+    click.get_current_context().with_resource(at_work())
     logging.getLogger("omnidraft_npu").setLevel(logging.INFO)
     options = read_htp_options(**npu)
     htp = htp_request(options)

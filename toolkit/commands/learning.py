@@ -1,61 +1,84 @@
-"""What commands share that learn from the answers they write."""
+"""What `run` does with its answers: keep them, and learn from them now or in the background."""
 
-import contextlib
-import time
-from collections.abc import Iterator
+import logging
+import sys
 from typing import TYPE_CHECKING
 
-from ..errors import OmniDraftError, StateError
+from ..errors import OmniDraftError
 from ..printing import echo
+from .learning_process import start_process
+from .progress import stage_progress
 
 if TYPE_CHECKING:
-    from omnidraft_npu.runtime.learner import Learner
+    from omnidraft_npu.runtime.opened_pair import OpenedPair
     from omnidraft_npu.runtime.session import Session
 
-_TOLD_AFTER_S = 1.0
-"""A lesson that takes longer says that it is under way."""
+    from ..config import DeviceConfig
+
+logger = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
-def learning_session(session: "Session", *, threads: int | None) -> Iterator["Learner | None"]:
-    """Let a session's answers be learned from, for the block.
+def keep_answers(session: "Session") -> bool:
+    """Let a session's answers be kept to learn from; whether the bundle can learn."""
+    from omnidraft_npu.runtime.answer_keeper import answer_keeper, can_learn
+    from omnidraft_npu.runtime.learner_config import LearnerConfig
 
-    Nothing where the bundle cannot learn; where it may not now, one line on stderr says why.
+    if not can_learn(session.pair):
+        return False
+    session.observer = answer_keeper(session.pair, LearnerConfig())
+    return True
+
+
+def learn_later(pair: "OpenedPair", *, threads: int | None, devices: "DeviceConfig") -> None:
+    """Start learning in the background if it is time and somebody works at a terminal.
+
+    A script's commands start nothing: their answers are learned from by the next command that
+    has a terminal.
     """
     from omnidraft_npu.runtime.learner_config import LearnerConfig
-    from omnidraft_npu.runtime.learner_opening import can_learn, open_learner
+    from omnidraft_npu.runtime.learner_opening import num_to_learn_from
+    from omnidraft_npu.runtime.learner_report import is_learning
 
-    with contextlib.ExitStack() as ending:
-        learner = None
-        if can_learn(session.pair):
-            try:
-                learner = ending.enter_context(
-                    open_learner(session.pair, LearnerConfig(), threads=threads)
-                )
-            except StateError as error:
-                echo(f"this answer is not learned from: {error}", err=True)
-        session.observer = learner
-        ending.callback(setattr, session, "observer", None)
-        yield learner
-
-
-def give_lesson(learner: "Learner") -> None:
-    """Learn now if it is time, and say what came of it, or why not; Ctrl-C breaks it off."""
-    started, is_told = time.perf_counter(), False
-
-    def tell() -> None:
-        nonlocal is_told
-        if not is_told and time.perf_counter() - started > _TOLD_AFTER_S:
-            is_told = True
-            echo(f"learning from the last {learner.num_new} answers; Ctrl-C puts it off", err=True)
-
+    bundle, target = pair.bundle, pair.target.entry
+    assert bundle is not None, "only models of a bundle can learn"
+    if not (sys.stdout.isatty() or sys.stderr.isatty()):
+        return
+    num_new = num_to_learn_from(bundle, target, LearnerConfig())
+    if num_new < LearnerConfig().batch or is_learning(bundle, target):
+        return
     try:
-        lesson = learner.step(tell)
+        start_process(bundle.root, target.name, threads=threads, devices=devices)
+    except OSError as error:
+        echo(f"learning cannot be started in the background: {error.strerror}", err=True)
+        return
+    echo(f"learning from {num_new} answers in the background", err=True)
+
+
+def learn_now(pair: "OpenedPair", *, threads: int | None) -> None:
+    """Learn from all kept answers, with a progress bar; Ctrl-C puts it off."""
+    from omnidraft_npu.runtime.learner_config import LearnerConfig
+    from omnidraft_npu.runtime.learner_opening import open_learner
+
+    def busy() -> None:
+        echo("another process is learning for this target: waiting for it", err=True)
+
+    num_lessons = 0
+    try:
+        with open_learner(pair, LearnerConfig(), threads=threads, busy=busy) as learner:
+            while learner.is_due:
+                with stage_progress() as report:
+                    lesson = learner.step(report=report)
+                if lesson is None:
+                    return
+                num_lessons += 1
+                echo(str(lesson), err=True)
+            if not num_lessons:
+                echo(
+                    f"nothing to learn yet: {learner.num_new} of the {learner.config.batch} "
+                    "answers that an update takes are kept",
+                    err=True,
+                )
     except KeyboardInterrupt:
         echo("learning is put off: the answers are kept for the next time", err=True)
-        return
     except OmniDraftError as error:
         echo(f"nothing was learned from the answers, they are kept: {error}", err=True)
-        return
-    if lesson is not None:
-        echo(str(lesson), err=True)

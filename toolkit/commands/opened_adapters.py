@@ -76,12 +76,37 @@ class OpenedAdapters:
         path = training_path(replay_path(self.bundle.root, self.target.name))
         return read_training(path, self.store.key)[0].num_updates > 0
 
+    def learner_facts(self) -> dict[str, Any] | None:
+        """What learning in the background did last, for the JSON document; None for nothing."""
+        from omnidraft_npu.runtime.learner_report import is_learning, read_report
+
+        report = read_report(self.bundle, self.target)
+        if report is None:
+            return None
+        facts = asdict(report)
+        del facts["format_version"]
+        return {"is_at_work": is_learning(self.bundle, self.target), **facts}
+
     def unwritable(self, error: OSError) -> StateError:
         """What to say where a version cannot be written."""
         return StateError(
             f"cannot write to {self.store.folder} ({error.strerror}): free some space, or make it "
             "writable"
         )
+
+
+def learner_lines(facts: dict[str, Any] | None) -> list[str]:
+    """What `OpenedAdapters.learner_facts` gives, as lines."""
+    if facts is None:
+        return []
+    if facts["is_at_work"]:
+        state = f"learning in the background since {facts['started']}, process {facts['process']}"
+    elif facts["ended"] is None:
+        state = f"learning in the background began {facts['started']} and was killed"
+    else:
+        state = f"learning in the background ended {facts['ended']}"
+    lines = [state, *facts["lessons"], *facts["warnings"]]
+    return lines if facts["error"] is None else [*lines, f"it failed: {facts['error']}"]
 
 
 def print_json(document: dict[str, Any]) -> None:

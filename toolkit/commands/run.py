@@ -20,7 +20,7 @@ from .decoding_options import (
     model_sampling_options,
     repeatable_draft_length,
 )
-from .learning import give_lesson, learning_session
+from .learning import keep_answers, learn_later, learn_now
 from .measuring import tell_devices
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Use and keep nothing that is learned: neither read nor write the bundle's `state/`.",
 )
+@click.option(
+    "--learn-now",
+    "learns_now",
+    is_flag=True,
+    help="Learn from the kept answers before the command ends, not in the background.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
 def command(
     prompt: str | None,
@@ -72,6 +78,7 @@ def command(
     raw: bool,
     no_draft: bool,
     no_learn: bool,
+    learns_now: bool,
     as_json: bool,
     accept_terms: bool,
 ) -> None:
@@ -84,9 +91,11 @@ def command(
     holds where no option says otherwise. With --seed the same command gives the same text again
     on the same machine and version: it drafts with nothing that earlier runs left in the bundle.
 
-    Where the bundle's drafter can learn, it learns from every eight answers, on this machine
-    and after they were written. What is kept lies in the bundle's `state/`: numbers of tokens
-    and their probabilities. `omnidraft-npu adapters forget` erases it.
+    Where the bundle's drafter can learn, it learns from every eight answers, on this machine,
+    in a background process of low priority that pauses while a command is at work. Without a
+    terminal and with --json none is started; --learn-now learns in the foreground. What is
+    kept lies in the bundle's `state/`: numbers of tokens and their probabilities.
+    `omnidraft-npu adapters forget` erases it.
 
     \b
     Examples:
@@ -94,11 +103,17 @@ def command(
       omnidraft-npu run -b bundle --target gemma3-270m --draft-length 6 -f prompt.txt
       echo "Name three rivers." | omnidraft-npu run --target smollm2-135m --json
     """
+    from ..activity import at_work
     from ..config import DecodeConfig
 
+    if no_learn and learns_now:
+        raise ConfigError("--no-learn and --learn-now exclude each other: give one of them")
     # With what is given alone, so that a wrong option is refused before anything is opened.
     DecodeConfig(max_new_tokens=max_new_tokens, **draft_length_fields(draft_length or "auto"))
     text = _read_prompt(prompt, prompt_file)
+    announced = contextlib.ExitStack()
+    click.get_current_context().call_on_close(announced.close)
+    announced.enter_context(at_work())
 
     from omnidraft_npu.runtime.session import open_session
 
@@ -154,13 +169,15 @@ def command(
     extra: dict[str, Any] = {"placement": session.pair.placement}
     if not no_draft:
         extra |= {"draft_mode": draft_mode, "draft_length": draft_length}
-    with contextlib.ExitStack() as ending:
-        learner = None
-        if not no_learn:
-            learner = ending.enter_context(learning_session(session, threads=threads))
-        _answer(session, prompt_ids, config, extra if as_json else None)
-        if learner is not None:
-            give_lesson(learner)
+    can_learn = not no_learn and keep_answers(session)
+    _answer(session, prompt_ids, config, extra if as_json else None)
+    announced.close()
+    if not can_learn:
+        return
+    if learns_now:
+        learn_now(session.pair, threads=threads)
+    elif not as_json:
+        learn_later(session.pair, threads=threads, devices=devices)
 
 
 def _answer(

@@ -109,8 +109,10 @@ def command(
       omnidraft-npu verify -b bundle --prompts mine.jsonl --draft-tokens 1,4,8 --json
       omnidraft-npu verify -b bundle --temperature 0 --temperature 0.8 --samples 1000
     """
+    from ..activity import at_work
     from ..config import DecodeConfig, SamplingConfig
 
+    click.get_current_context().with_resource(at_work())
     if not 0 <= tie_tolerance < 1:
         raise ConfigError(
             f"tie_tolerance is {tie_tolerance}, must be at least 0 and below 1: "
