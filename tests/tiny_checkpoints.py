@@ -1,6 +1,9 @@
 """Tiny checkpoints as users have them: a folder with weights, configuration and a tokenizer."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,22 @@ def train_tokenizer(vocab_size: int, seed_text: str = "") -> str:
     return tokenizer.to_str()
 
 
+def save_tiny_model(folder: Path, architecture: str, **settings: Any) -> None:
+    """Save a `tiny_model` as a Hugging Face folder, without a tokenizer.
+
+    A Python without torch (`.ci/arm64`) has it done by the one that OMNIDRAFT_TEST_TORCH names.
+    """
+    other = os.environ.get("OMNIDRAFT_TEST_TORCH")
+    if not other:
+        tiny_model(architecture, **settings).save_pretrained(folder)
+        return
+    own = ("PYTHONHOME", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    del environment["OMNIDRAFT_TEST_TORCH"]
+    arguments = [str(folder), architecture, json.dumps(settings)]
+    subprocess.run([other, __file__, *arguments], env=environment, check=True)
+
+
 def write_checkpoint(
     folder: Path,
     architecture: str = "llama",
@@ -47,9 +66,14 @@ def write_checkpoint(
     **overrides: Any,
 ) -> Path:
     """A Hugging Face folder of a tiny random model with a tokenizer of its own."""
-    model = tiny_model(architecture, seed=seed, vocab_size=num_logits or vocab_size, **overrides)
-    model.save_pretrained(folder)
+    save_tiny_model(
+        folder, architecture, seed=seed, vocab_size=num_logits or vocab_size, **overrides
+    )
     (folder / "tokenizer.json").write_text(train_tokenizer(vocab_size, seed_text))
     config = {"eos_token": "<eos>", "pad_token": "<pad>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+if __name__ == "__main__":
+    save_tiny_model(Path(sys.argv[1]), sys.argv[2], **json.loads(sys.argv[3]))
