@@ -1,6 +1,8 @@
 """The command line around its commands: how it is started, and how it ends when it cannot go on."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +69,27 @@ def test_a_closed_stdout_is_one_line():
     )
     assert done.returncode == 1
     assert done.stderr == "Error: stdout is closed: send it to a file, or to the null device\n"
+
+
+FOLDERS = ("toolkit", "quantize", "runtime")
+PRINTED_BY = "printing.py: click.echo"
+TO_A_PARENT = {"compile_child.py: sys.stderr.write", "probe.py: sys.stdout.write"}
+
+
+def _package_files():
+    root = Path(__file__).parents[1]
+    return [path for name in FOLDERS for path in root.glob(f"{name}/**/*.py")]
+
+
+def test_nothing_is_printed_but_by_the_module_that_escapes():
+    """Use `omnidraft_npu.printing.echo` and its siblings, and `tables.make_console`."""
+    found = []
+    for path in _package_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            if re.fullmatch(r"click\.(echo|secho)|print|Console|sys\.std(out|err)\.write", name):
+                found.append(f"{path.name}: {name}")
+    assert PRINTED_BY in found
+    assert set(found) <= {PRINTED_BY, *TO_A_PARENT}

@@ -1,10 +1,7 @@
 """What the command line prints: no control character but the model's own gets to a terminal."""
 
-import ast
 import json
 import logging
-import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -135,29 +132,3 @@ def test_inspect_shows_the_values_of_a_manifest_without_control_characters(tmp_p
         assert done.exit_code == 0, done.output
         assert done.stdout.replace("\n", "").isprintable()
     assert "[/x]" in done.stdout
-
-
-FOLDERS = ("toolkit", "quantize", "runtime")
-PRINTED_BY = "printing.py: click.echo"
-TO_A_PARENT = {"compile_child.py: sys.stderr.write", "probe.py: sys.stdout.write"}
-
-
-def _package_files():
-    root = Path(__file__).parents[1]
-    return [
-        path for name in ("toolkit", "quantize", "runtime") for path in root.glob(f"{name}/**/*.py")
-    ]
-
-
-def test_nothing_is_printed_but_by_the_module_that_escapes():
-    """Use `omnidraft_npu.printing.echo` and its siblings, and `tables.make_console`."""
-    found = []
-    for path in _package_files():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            name = ast.unparse(node.func)
-            if re.fullmatch(r"click\.(echo|secho)|print|Console|sys\.std(out|err)\.write", name):
-                found.append(f"{path.name}: {name}")
-    assert PRINTED_BY in found
-    assert set(found) <= {PRINTED_BY, *TO_A_PARENT}
