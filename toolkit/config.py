@@ -12,6 +12,10 @@ def _check(is_right: bool, what: str, remedy: str) -> None:
         raise ConfigError(f"{what}: {remedy}")
 
 
+MAX_PENALTY = 1000.0
+"""A repetition penalty of more, or of less than its inverse, leads past what a logit can hold."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """The target's own sampling; the law that decoding preserves."""
@@ -33,7 +37,7 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         _check(
             0.0 <= self.temperature < math.inf,
-            f"temperature is {self.temperature}, must be 0 or more",
+            f"temperature is {self.temperature}, must be 0 or more, and finite",
             "use --temperature 0 for greedy decoding, 1 for the model's own probabilities",
         )
         _check(
@@ -52,8 +56,9 @@ class SamplingConfig:
             "use --min-p 0 for all tokens",
         )
         _check(
-            0.0 < self.repetition_penalty < math.inf,
-            f"repetition_penalty is {self.repetition_penalty}, must be above 0",
+            1 / MAX_PENALTY <= self.repetition_penalty <= MAX_PENALTY,
+            f"repetition_penalty is {self.repetition_penalty}, must be from {1 / MAX_PENALTY:g} to "
+            f"{MAX_PENALTY:g}",
             "use --repetition-penalty 1 for none",
         )
         _check(

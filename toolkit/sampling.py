@@ -24,6 +24,8 @@ _LEAST = 1e-5
 probability is below this."""
 _LEAST_OF_REST = 0.01
 """The same, of what top-p leaves out; pieces below it are hardly ever among those that it keeps."""
+_COLDEST, _HOTTEST = 1e-30, 1e30
+"""Below the one only the likeliest token is drawn, and above the other all are equally likely."""
 _HIGH = 60.0
 """Where the largest logit is within this of 0, its exponential is a weight as it is."""
 
@@ -43,7 +45,7 @@ def to_weights(logits: Logits, config: SamplingConfig) -> Probs:
     In the order of Hugging Face's processors: temperature, top-k, top-p, min-p.
     """
     high = logits.max(initial=-np.inf)
-    weights = _exponentials(logits, _shift(high, config), config.temperature)
+    weights = _exponentials(logits, _shift(high, config), _temperature(config))
     _narrow(weights, config, None)
     return weights
 
@@ -54,8 +56,8 @@ def near_law(logits: Logits, config: SamplingConfig) -> TokenLaw:
         return TokenLaw(to_weights(logits, config))
     high = logits.max(initial=-np.inf)
     least = max(_LEAST, _LEAST_OF_REST * (1 - config.top_p), config.min_p)
-    ids = (logits >= high + config.temperature * math.log(least)).nonzero()[0]
-    weights = _exponentials(logits[ids], _shift(high, config), config.temperature)
+    ids = (logits >= high + _temperature(config) * math.log(least)).nonzero()[0]
+    weights = _exponentials(logits[ids], _shift(high, config), _temperature(config))
     if len(ids) and (config.top_k or config.top_p < 1.0):
         rising = np.sort(weights)[-config.top_k :]
         if config.top_p < 1.0:
@@ -76,13 +78,13 @@ def token_law(logits: Logits, config: SamplingConfig) -> TokenLaw:
     if config.top_k:
         bound = peaks.floor(config.top_k)
     elif config.top_p < 1.0:
-        whole = np.add.reduce(_exponentials(logits, shift, config.temperature))
+        whole = np.add.reduce(_exponentials(logits, shift, _temperature(config)))
         least = (1.0 - config.top_p) * float(whole) / _SPREAD
-        bound = shift + config.temperature * math.log(least) if least > 0 else -np.inf
+        bound = shift + _temperature(config) * math.log(least) if least > 0 else -np.inf
     else:
-        bound = peaks.max + config.temperature * math.log(config.min_p)
+        bound = peaks.max + _temperature(config) * math.log(config.min_p)
     ids = peaks.at_least(bound - _SLACK)
-    weights = _exponentials(logits[ids], shift, config.temperature)
+    weights = _exponentials(logits[ids], shift, _temperature(config))
     if whole is not None and total(weights) < config.top_p * whole:
         return TokenLaw(to_weights(logits, config))
     _narrow(weights, config, whole)
@@ -95,9 +97,14 @@ def leaves_out(config: SamplingConfig) -> bool:
     return bool(config.top_k or config.top_p < 1.0 or config.min_p > 0.0)
 
 
+def _temperature(config: SamplingConfig) -> float:
+    """The temperature, or one with the same law whose inverse single precision can hold."""
+    return min(max(config.temperature, _COLDEST), _HOTTEST)
+
+
 def _shift(high: Any, config: SamplingConfig) -> Any:
     """What is taken from logits of which `high` is the largest: nothing where that is spared."""
-    return np.float32(0) if abs(high) < _HIGH * config.temperature else high
+    return np.float32(0) if abs(high) < _HIGH * _temperature(config) else high
 
 
 def _exponentials(logits: Logits, shift: Any, temperature: float) -> Probs:
@@ -105,7 +112,8 @@ def _exponentials(logits: Logits, shift: Any, temperature: float) -> Probs:
     weights = np.empty(len(logits), np.float32)
     moved = np.subtract(logits, shift, out=weights) if shift else logits
     if temperature != 1.0:
-        moved = np.multiply(moved, np.float32(1 / temperature), out=weights)
+        with np.errstate(over="ignore"):  # A logit that is far below the largest becomes -inf.
+            moved = np.multiply(moved, np.float32(1 / temperature), out=weights)
     return np.exp(moved, out=weights)
 
 

@@ -14,7 +14,7 @@ from omnidraft_npu.config import DecodeConfig, SamplingConfig
 from omnidraft_npu.drafting import ModelDrafter
 from omnidraft_npu.errors import ConfigError
 from omnidraft_npu.lookup import PromptLookup
-from omnidraft_npu.sampling import TargetLaw, to_weights, token_law
+from omnidraft_npu.sampling import TargetLaw, near_law, to_weights, token_law
 from omnidraft_npu.speculative import generate
 from omnidraft_npu.token_law import sample
 
@@ -173,7 +173,10 @@ def test_the_end_of_the_range_is_not_left(size):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -0.1}, r"temperature is -0.1, must be 0 or more: use --temperature"),
+        (
+            {"temperature": -0.1},
+            r"temperature is -0.1, must be 0 or more, and finite: use --temperature",
+        ),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"top_k": -1}, "top_k is -1, must not be negative: use --top-k 0"),
@@ -181,7 +184,10 @@ def test_the_end_of_the_range_is_not_left(size):
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"min_p": -0.1}, "min_p is -0.1, must be from 0 to 1: use --min-p 0"),
         ({"min_p": 1.5}, "min_p is 1.5"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, must be from 0.001 to 1000: use"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty is 1e-40, must be from 0.001 to"),
+        ({"repetition_penalty": 1e38}, "repetition_penalty is 1e\\+38, must be from 0.001 to"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty is nan, must be from"),
         ({"seed": -1}, "seed is -1, must not be negative"),
     ],
 )
@@ -212,6 +218,51 @@ def test_greedy_drafted_text_equals_plain_text_under_a_repetition_penalty(seed, 
     for proposer in (model, PromptLookup(min_ngram=1)):
         drafted, _ = decode(proposer, target, prompt, k, repetition_penalty=1.5)
         assert drafted == plain
+
+
+LEAVING_OUT = [
+    {},
+    {"top_k": 7},
+    {"top_p": 0.8},
+    {"top_p": 1e-300},
+    {"min_p": 5e-324},
+    {"min_p": 1.0},
+]
+WAYS = {
+    "to_weights": to_weights,
+    "near_law": lambda logits, config: near_law(logits, config).dense,
+    "token_law": lambda logits, config: token_law(logits, config).dense,
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("law", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("options", LEAVING_OUT, ids=str)
+@pytest.mark.parametrize("offset", [0.0, -1e4, 1e4])
+def test_the_law_of_an_extreme_temperature_is_its_limit(rng, law, options, offset):
+    """Below 2.9e-39 all was NaN: the inverse of the temperature is past single precision."""
+    logits = (10 * rng.standard_normal(300) + offset).astype(np.float32)
+    logits[[3, 5]] = -np.inf
+    likeliest = np.zeros(300)
+    likeliest[logits.argmax()] = 1
+    for temperature in (5e-324, 1e-300, 2.9e-39, 1e-30, 1e-9):
+        weights = law(logits, SamplingConfig(temperature=temperature, **options))
+        np.testing.assert_array_equal(weights / weights.sum(), likeliest)
+    if not options:
+        for temperature in (1e20, 1e38, 1e300):
+            weights = law(logits, SamplingConfig(temperature=temperature))
+            np.testing.assert_allclose(weights, np.isfinite(logits), rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_text_drawn_at_a_temperature_near_0_is_the_greedy_text(rng, k):
+    table = rng.normal(size=(20, 20))
+    target, drafter = MarkovModel(table), MarkovModel(table + rng.normal(size=(20, 20)))
+    proposer = ModelDrafter(drafter, IdentityBridge(20), PlainWalk(20))
+    greedy, _ = decode(None, target, [3], k)
+    for temperature in (1e-40, 5e-324):
+        drawn, _ = decode(proposer, target, [3], k, temperature=temperature, seed=1)
+        assert drawn == greedy
 
 
 def test_a_seed_fixes_the_text_and_no_seed_does_not(rng):
