@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omnidraft_npu.errors import CheckpointError, ExportError
+from omnidraft_npu.system_errors import limit_reached
 
 from .checkpoints.checkpoint import SourceFiles
 from .checkpoints.json_file import read_object
@@ -103,7 +104,7 @@ def _trace(model_path: Path, folder: Path, architecture: str) -> None:
             )
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ExportError(
+        raise limit_reached(error) or ExportError(
             f"optimum cannot export {model_path.name} (model_type {architecture}): {reason}"
         ) from error
     if not (folder / "model.onnx").is_file():

@@ -10,6 +10,7 @@ from omnidraft_npu.chips.table import Chip, find_chip
 from omnidraft_npu.config import Device, DeviceConfig
 from omnidraft_npu.errors import BundleError, DeviceError
 from omnidraft_npu.manifest import HtpEntry, ModelEntry
+from omnidraft_npu.memory import require_memory
 from omnidraft_npu.qnn.binary import check_context_binary, installed_qnn_version
 from omnidraft_npu.qnn.provider import HtpDevice, find_htp, open_qnn_session
 
@@ -21,6 +22,11 @@ logger = logging.getLogger(__name__)
 
 _SIMULATED_CHIP = "x-elite"
 """What the simulator takes where neither the user nor the bundle names a chip."""
+
+_ADDRESSES_OF_WEIGHTS = 1.75
+"""Bytes of addresses that opening a CPU graph takes, by byte of its files (measured: 1.84)."""
+_ADDRESSES_OF_TOKENIZER, _ADDRESSES_OF_THREADS = 10, 64 * 2**20
+"""The same by byte of a tokenizer's file, and for threads and what else a conversation needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,7 @@ def open_model_graphs(
                 f"{bundle.root}: {entry.name} has no CPU graph"
                 f"{f', and {why}' if why else ''}: export it again"
             )
+        _require_memory(bundle, entry, graph.path)
         opened = OnnxModel.open(
             bundle.path(graph.path),
             context_length=entry.context_length,
@@ -76,6 +83,7 @@ def open_model_graphs(
             takes_turns=takes_turns,
             more_room=NO_MORE_ROOM if entry.is_as_long_as_can_be else MORE_ROOM,
         )
+        _require_memory(bundle, entry, graph.path, opened)
         return OpenedGraphs(graph=opened, precision=graph.precision, why_cpu=why)
 
     if device == "cpu":
@@ -91,6 +99,30 @@ def open_model_graphs(
         return found
     why = f"the prompt is too long for the NPU's graphs, which hold {room} tokens"
     return replace(found, roomier=lambda: open_on_cpu(why))
+
+
+def _require_memory(
+    bundle: Bundle, entry: ModelEntry, path: str, opened: OnnxModel | None = None
+) -> None:
+    """Pass where a graph can be opened or, once it is, a conversation begun; else native code dies.
+
+    Raises:
+        ResourceError: there is too little memory.
+    """
+    files = bundle.manifest.files
+    if opened is None:
+        folder = path.rpartition("/")[0] + "/"
+        weights = sum(file.size for name, file in files.items() if name.startswith(folder))
+        sizes, smaller = (weights, int(_ADDRESSES_OF_WEIGHTS * weights)), "--precision int4"
+    else:
+        tokenizer = files.get(f"{entry.folder}/tokenizer.json")
+        reserved = _ADDRESSES_OF_TOKENIZER * (0 if tokenizer is None else tokenizer.size)
+        for one in opened.signature.cache_tensors:
+            reserved += entry.context_length * one.num_heads * one.head_dim * one.dtype.itemsize
+        sizes, smaller = (0, reserved + _ADDRESSES_OF_THREADS), "a smaller --context-length"
+    require_memory(
+        *sizes, f"opening {entry.name}", f"export a smaller model, or this one with {smaller}"
+    )
 
 
 def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> OpenedGraphs:

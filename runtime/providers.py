@@ -5,11 +5,14 @@ from pathlib import Path
 import onnxruntime as ort
 
 from omnidraft_npu.documents import shown_text
-from omnidraft_npu.errors import BundleError, ConfigError
+from omnidraft_npu.errors import BundleError
+from omnidraft_npu.machine import usable_threads
+from omnidraft_npu.system_errors import limit_reached
 
 CPU_PROVIDER = "CPUExecutionProvider"
 
-_ERRORS_ONLY = 3
+_FATAL_ONLY = 4
+"""Errors come as exceptions."""
 
 
 def open_cpu_session(
@@ -23,21 +26,21 @@ def open_cpu_session(
 
     Args:
         path: The graph; its external data lies beside it.
-        threads: Threads of one operator; None for one a physical core.
+        threads: Threads of one operator, at most one a processor; None for one a physical core.
         takes_turns: Whether another session decodes in turn with this one.
         keeps_memory: Whether what a run took is kept for the next one. Without, a run that is
             large and rare, such as an update of an adapter, gives it back.
 
     Raises:
         ConfigError: `threads` is below 1.
+        ResourceError: memory or threads run out.
         BundleError: the file is missing or not a graph that onnxruntime can run.
     """
-    if threads is not None and threads < 1:
-        raise ConfigError(f"threads is {threads}, must be at least 1: use --threads 1 or more")
+    threads = usable_threads(threads)
     if not path.is_file():
         raise BundleError(f"{path} is missing: export the model again")
     options = ort.SessionOptions()
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL_ONLY
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.inter_op_num_threads = 1
@@ -55,7 +58,7 @@ def open_cpu_session(
     try:
         return ort.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
     except Exception as error:
-        raise BundleError(
+        raise limit_reached(error) or BundleError(
             f"{path} cannot be opened ({reason_of(error)}): export the model again"
         ) from error
 
@@ -64,14 +67,13 @@ def run_bound(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
     """One run with bound inputs and outputs.
 
     Raises:
+        ResourceError: memory runs out.
         BundleError: the graph does not compute what its inputs and outputs promise.
     """
     try:
         session.run_with_iobinding(binding)
-    except MemoryError:
-        raise
     except Exception as error:  # onnxruntime raises what C++ threw
-        raise BundleError(
+        raise limit_reached(error) or BundleError(
             f"a graph of the bundle cannot be run ({reason_of(error)}): export the model again"
         ) from error
 

@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -74,6 +75,7 @@ class _Group(click.Group):
         except (KeyboardInterrupt, click.Abort, ImportError) as error:
             if isinstance(error, ImportError) and not _is_interruption(error):
                 raise
+            _check_threads()
             echo("interrupted", err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from error
         except BrokenPipeError:
@@ -84,7 +86,7 @@ class _Group(click.Group):
     def main(self, *args: Any, **options: Any) -> Any:
         try:
             return super().main(*args, **options)
-        except (OSError, UnicodeEncodeError, RuntimeError) as error:
+        except Exception as error:
             message = describe_system_error(error)
             if message is None:
                 raise
@@ -101,6 +103,13 @@ def _printable_usage_errors() -> Iterator[None]:
         yield
     except click.UsageError as error:
         raise click.UsageError(one_line(error.format_message()), error.ctx) from error
+
+
+def _check_threads() -> None:
+    """Raise `RuntimeError` where no thread can start: OpenBLAS then interrupts its own process."""
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
 
 
 def _is_interruption(error: BaseException | None) -> bool:

@@ -51,3 +51,7 @@ class BundleError(OmniDraftError):
 
 class StateError(OmniDraftError):
     """What a bundle has learned cannot be changed now."""
+
+
+class ResourceError(OmniDraftError):
+    """This machine has too little memory, or may start too few threads."""

@@ -1,6 +1,7 @@
 """What this machine and this installation are, for records of measurements."""
 
 import importlib.metadata
+import logging
 import os
 import platform
 import sys
@@ -8,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _PACKAGES = ("numpy", "onnxruntime", "onnxruntime-qnn", "tokenizers")
 
@@ -23,6 +27,24 @@ def describe_machine() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "num_cpus": os.cpu_count(),
     }
+
+
+def usable_threads(threads: int | None) -> int | None:
+    """The threads that were asked for, at most one a processor; None stays None.
+
+    Raises:
+        ConfigError: fewer than 1.
+    """
+    if threads is None:
+        return None
+    if threads < 1:
+        raise ConfigError(f"threads is {threads}, must be at least 1: use --threads 1 or more")
+    most = os.cpu_count() or 1
+    if threads > most:
+        logger.warning(
+            "--threads %d: this machine has %d processors, %d is used", threads, most, most
+        )
+    return min(threads, most)
 
 
 def _version(package: str) -> str | None:

@@ -1,6 +1,10 @@
 """What to print for an error of the operating system, where it is not a bug of ours."""
 
 import errno
+import re
+
+from .errors import ResourceError
+from .memory import available_bytes, size_text
 
 _REMEDIES = {
     errno.ENOENT: "check its name",
@@ -22,15 +26,53 @@ _OUTPUT = _NO_SPACE | {errno.EIO}
 """Errors of a place that takes no more output."""
 
 
-def describe_system_error(error: OSError | UnicodeEncodeError | RuntimeError) -> str | None:
+_NO_MEMORY = re.compile(
+    r"bad[_ ]alloc|out of memory|cannot allocate memory|failed to allocate memory|"
+    r"failed to map segment|not enough memory|paging file is too small",
+    re.IGNORECASE,
+)
+_NO_THREADS = re.compile(
+    r"can't start new thread|pthread_create failed|unable to start (a )?thread|"
+    r"resource unavailable, try again|_beginthreadex",
+    re.IGNORECASE,
+)
+"""How Python and native libraries put it; none of them has a type for it."""
+
+
+def limit_reached(error: BaseException) -> ResourceError | None:
+    """The error to show where memory or threads ran out, whoever noticed it; else None."""
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(text):
+        room = available_bytes()
+        left = "" if room is None else f", {size_text(room)} is free"
+        wanted = f" ({text})" if isinstance(error, MemoryError) and text else ""
+        return ResourceError(
+            f"memory ran out{wanted}{left}: close other programs, raise the limit where "
+            "`ulimit -v` or a container sets one, or use a smaller model, --precision int4 or a "
+            "smaller --context-length at export"
+        )
+    if number == errno.EAGAIN or _NO_THREADS.search(text):
+        return ResourceError(
+            "this user or container may start no more threads: end other programs, raise the "
+            "limit (`ulimit -u`), or use --threads 1"
+        )
+    return None
+
+
+def describe_system_error(error: Exception) -> str | None:
     """The message for an error that a file, a disk or the system is to blame for; else None.
 
     An `OSError` that names no file may be a bug, and so may text that cannot be encoded.
     """
+    if (limit := limit_reached(error)) is not None:
+        return str(limit)
     if isinstance(error, UnicodeEncodeError):
         return _describe_name(error)
     if isinstance(error, RuntimeError):
         return _describe_loop(error)
+    if not isinstance(error, OSError):
+        return None
     reason = error.strerror or str(error)
     if error.errno in _NO_HANDLES:
         return f"too many files are open ({reason}): raise the limit with `ulimit -n 4096`"

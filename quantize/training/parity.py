@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from omnidraft_npu.acceptance_head import PREFIX
 from omnidraft_npu.errors import ExportError
+from omnidraft_npu.system_errors import limit_reached
 
 from ..architecture import DecoderConfig
 from .graph import Arrays, TrainingGraphOptions, graph_inputs, num_chunks
@@ -157,14 +158,16 @@ class _SmallGraph:
                 dim.dim_value = size
         self._path.write_bytes(model.SerializeToString())
         settings = ort.SessionOptions()
-        settings.log_severity_level = 3
+        settings.log_severity_level = 4  # Errors come as exceptions.
         try:
             self._session = ort.InferenceSession(
                 str(self._path), settings, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
             self.close()
-            raise ExportError(f"the training graph cannot be run: {error}") from error
+            raise limit_reached(error) or ExportError(
+                f"the training graph cannot be run: {error}"
+            ) from error
 
     def __call__(self, feeds: Arrays) -> Arrays:
         """Every output by name."""

@@ -138,9 +138,9 @@ def command(
 
 
 def _say(done: "ExportReport", as_json: bool) -> None:
-    from omnidraft_npu.memory import peak_children_rss_bytes, peak_rss_bytes
+    from omnidraft_npu.memory import peak_children_rss_bytes, peak_rss_bytes, size_text
 
-    from .inspect import model_bytes, size_text
+    from .inspect import model_bytes
 
     manifest = done.bundle.manifest
     models = [manifest.drafter, *manifest.targets.values()]

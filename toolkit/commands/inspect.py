@@ -6,6 +6,7 @@ import click
 
 from ..bundle import Bundle, open_bundle
 from ..manifest import HtpEntry, ModelEntry, TrainingEntry
+from ..memory import size_text
 from ..printing import echo, echo_json
 
 
@@ -125,8 +126,3 @@ def model_bytes(bundle: Bundle, model: ModelEntry) -> int:
     """Size of all files of a model: graphs, weights, tokenizer and configuration."""
     prefix = model.folder + "/"
     return sum(e.size for path, e in bundle.manifest.files.items() if path.startswith(prefix))
-
-
-def size_text(num_bytes: int) -> str:
-    """A size for people, in MB of 10^6 bytes."""
-    return f"{num_bytes / 1e6:,.1f} MB"

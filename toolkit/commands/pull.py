@@ -137,7 +137,7 @@ def _show_list(as_json: bool) -> None:
         }
         echo_json(document)
         return
-    from .inspect import size_text
+    from ..memory import size_text
     from .tables import make_table, table_console
 
     columns = ("name", "what", "licence", "size", "stored")

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import BundleError, DeviceError
+from ..system_errors import limit_reached
 from .installation import Installation, find_installation, is_simulator_host
 from .options import check_options
 from .stdout import stdout_fd_to_stderr
@@ -107,7 +108,7 @@ def open_qnn_session(
         session = open_on(device, path, chosen, {"session.disable_cpu_ep_fallback": "1", **config})
     except Exception as error:
         kind = BundleError if _CONTEXT_BINARY in str(error) else DeviceError
-        raise kind(
+        raise limit_reached(error) or kind(
             f"{path} cannot be opened on QNN for soc_model {chosen['soc_model']}: "
             f"{_reason(error, path, device, chosen)}"
         ) from error
