@@ -25,6 +25,9 @@ from .opened_pair import DEFAULT_DEVICES, DraftMode, OpenedPair, ProposerName, o
 
 logger = logging.getLogger(__name__)
 
+_SHRINKING = 4
+"""How many times as long a text may be as what a tokenizer's normaliser makes of it."""
+
 FinishReason = Literal["stop", "length", "context"]
 
 
@@ -101,8 +104,10 @@ class Session:
         """Target ids of a prompt: one user turn of the chat template, or with `raw` the bare text.
 
         Raises:
-            PromptError: the prompt is empty or not UTF-8, or there is no chat template.
+            PromptError: the prompt is empty, too long for any context or not UTF-8, or there is
+                no chat template.
         """
+        self._check_size(prompt)
         tokenizer = self.pair.target.tokenizer
         if not raw:
             prompt = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
@@ -110,6 +115,23 @@ class Session:
         if not token_ids:
             raise PromptError("the prompt is empty and this model has no first token: give text")
         return token_ids
+
+    def _check_size(self, prompt: str) -> None:
+        """Refuse a prompt that no tokenizer could fit into the context, before one tries for long.
+
+        Raises:
+            PromptError: so many of the longest tokens do not hold its bytes.
+        """
+        context_length = self.pair.target.entry.context_length
+        if len(prompt) <= context_length:
+            return
+        num_bytes = len(prompt.encode(errors="surrogatepass"))
+        longest = int(self.pair.target.vocabulary.lengths.max())
+        if num_bytes > _SHRINKING * longest * context_length:
+            raise PromptError(
+                f"the prompt has {num_bytes:,} bytes, too many for the context of "
+                f"{context_length:,} tokens: shorten it"
+            )
 
     def generate(self, prompt_ids: Sequence[int], config: DecodeConfig) -> Iterator[Delta]:
         """Yield the response round by round; the last delta has a `finish_reason`.

@@ -41,9 +41,7 @@ def usable_threads(threads: int | None) -> int | None:
         raise ConfigError(f"threads is {threads}, must be at least 1: use --threads 1 or more")
     most = os.cpu_count() or 1
     if threads > most:
-        logger.warning(
-            "--threads %d: this machine has %d processors, %d is used", threads, most, most
-        )
+        logger.warning("--threads %d: one for each of the %d processors is used", threads, most)
     return min(threads, most)
 
 

@@ -20,6 +20,7 @@ from .decoding_options import (
     parse_draft_length,
     prompt_options,
     sampling_options,
+    threads_option,
 )
 from .measuring import draft_lengths_or_auto, encode_prompts, load_prompts, tell_devices
 from .progress import stage_progress
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     help="Responses to each prompt; medians of fewer than 3 mean little.",
 )
 @device_options
-@click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
+@threads_option
 @click.option("--raw", is_flag=True, help="Give the model bare prompts, without a chat template.")
 @projection_options
 @click.option(

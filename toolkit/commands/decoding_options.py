@@ -118,6 +118,20 @@ draft_length_option = click.option(
 )
 
 
+def _usable_threads(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    from ..machine import usable_threads
+
+    return usable_threads(value)
+
+
+threads_option = click.option(
+    "--threads",
+    type=int,
+    callback=_usable_threads,
+    help="Threads of one operator, at most one a processor [default: physical cores].",
+)
+
+
 def drafting_options(command: Command) -> Command:
     """Add the options that say what drafts, and by which spellings."""
     for option in (

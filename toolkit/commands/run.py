@@ -19,6 +19,7 @@ from .decoding_options import (
     drafting_options,
     model_sampling_options,
     repeatable_draft_length,
+    threads_option,
 )
 from .learning import keep_answers, learn_later, learn_now
 from .measuring import tell_devices
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 @drafting_options
 @model_sampling_options
 @device_options
-@click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
+@threads_option
 @click.option(
     "--raw", is_flag=True, help="Give the model the bare prompt, without a chat template."
 )

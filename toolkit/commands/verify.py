@@ -13,6 +13,7 @@ from .decoding_options import (
     drafting_options,
     prompt_options,
     sampling_options,
+    threads_option,
 )
 from .measuring import draft_lengths, encode_prompts, load_prompts, tell_devices
 from .progress import stage_progress
@@ -56,7 +57,7 @@ EXIT_MISMATCH = 3
     help="Sampled rounds for each prompt and temperature; more see smaller faults.",
 )
 @device_options
-@click.option("--threads", type=int, help="Threads of one operator [default: physical cores].")
+@threads_option
 @click.option("--raw", is_flag=True, help="Give the model bare prompts, without a chat template.")
 @click.option(
     "--tie-tolerance",
