@@ -6,13 +6,14 @@ from pathlib import Path
 
 from .errors import ResourceError
 
+if sys.platform != "win32":
+    import resource  # Here, as there may be no memory to load it with later.
+
 
 def peak_rss_bytes() -> int | None:
     """Largest resident set so far, in bytes; None where the system does not tell."""
     if sys.platform == "win32":
         return _windows_peak()
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -21,8 +22,6 @@ def peak_children_rss_bytes() -> int | None:
     """Largest resident set of any finished child so far, in bytes; None where not told."""
     if sys.platform == "win32":
         return None
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -93,8 +92,6 @@ def _address_room() -> int | None:
     """What `ulimit -v` leaves."""
     if sys.platform == "win32":
         return None
-    import resource
-
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     pages = _lines(Path("/proc/self/statm"))
     if limit == resource.RLIM_INFINITY or not pages:
