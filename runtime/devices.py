@@ -9,9 +9,14 @@ from omnidraft_npu.bundle import Bundle
 from omnidraft_npu.chips.table import Chip, find_chip
 from omnidraft_npu.config import Device, DeviceConfig
 from omnidraft_npu.errors import BundleError, DeviceError
+from omnidraft_npu.files import sha256_of
 from omnidraft_npu.manifest import HtpEntry, ModelEntry
 from omnidraft_npu.memory import require_memory
-from omnidraft_npu.qnn.binary import check_context_binary, installed_qnn_version
+from omnidraft_npu.qnn.binary import (
+    check_context_binary,
+    installed_qnn_version,
+    read_context_binary,
+)
 from omnidraft_npu.qnn.provider import HtpDevice, find_htp, open_qnn_session
 
 from .causal_lm import MORE_ROOM, NO_MORE_ROOM, OnnxModel
@@ -93,7 +98,8 @@ def open_model_graphs(
     except (DeviceError, BundleError) as error:
         if device == "npu":
             raise
-        return open_on_cpu(str(error))
+        is_no_news = isinstance(error, DeviceError) and _is_no_news(entry, devices)
+        return open_on_cpu(None if is_no_news else str(error))
     room = found.graph.context_length
     if device == "npu" or "cpu" not in entry.graphs or entry.context_length <= room:
         return found
@@ -138,6 +144,8 @@ def _open_on_htp(bundle: Bundle, entry: ModelEntry, config: DeviceConfig) -> Ope
             f"the simulator does not know {chip.name}: choose another chip with --soc"
         )
     pieces = _graph_paths(bundle, entry, htp, device, chip)
+    if device.kind == "npu":
+        _check_first_load(bundle, htp, chip)
     if htp.is_accurate is False:
         logger.warning(
             "the NPU's graphs of %s lose more than their recipe may; `omnidraft-npu inspect %s` "
@@ -191,6 +199,31 @@ def _graph_paths(
             paths |= compiled
         pieces.append(paths)
     return pieces
+
+
+def _check_first_load(bundle: Bundle, htp: HtpEntry, chip: Chip) -> None:
+    """Load what is compiled for a chip elsewhere, if this machine never did: QNN may crash on it.
+
+    Raises:
+        DeviceError: it does.
+    """
+    from omnidraft_npu.qnn.first_load import check_first_load
+
+    names = [name for piece in htp.pieces() for name in _binaries(piece.compiled, chip).values()]
+    if not names:
+        return
+    graphs = [bundle.path(name) for name in names]
+    files = {bundle.path(name): entry.sha256 for name, entry in bundle.manifest.files.items()}
+    binaries = {read_context_binary(path).binary for path in graphs}
+    digests = [files.get(path) or sha256_of(path) for path in binaries]
+    check_first_load(graphs, digests, soc_model=chip.soc_model)
+
+
+def _is_no_news(entry: ModelEntry, config: DeviceConfig) -> bool:
+    """Whether the CPU is where a model was meant to run: no NPU can be here."""
+    from omnidraft_npu.qnn.diagnosis import this_host
+
+    return entry.htp is None and not config.simulate and not this_host().may_have_npu
 
 
 def _choose_chip(htp: HtpEntry, device: HtpDevice, name: str | None) -> Chip:

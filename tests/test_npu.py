@@ -193,6 +193,24 @@ def test_a_near_sku_takes_the_binaries_of_the_chip_that_qnn_takes_it_for(bundle)
     assert all(placement(s) == {QNN_PROVIDER: 1} for s in pair.target.graph.sessions.values())
 
 
+def test_the_process_of_a_first_load_loads_binaries_and_ends_well_where_qnn_refuses_one(
+    bundle, tmp_path
+):
+    from omnidraft_npu.qnn import first_load
+
+    folder = bundle / "drafter/htp/x-elite"
+    graphs = sorted(folder.glob("*_ctx.onnx"))
+    done = subprocess.run(first_load._command(graphs, 60), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    broken = shutil.copytree(folder, tmp_path / "x-elite")
+    binary = broken / "length_4_ctx_qnn.bin"
+    binary.write_bytes(binary.read_bytes()[:-4096])
+    graphs = sorted(broken.glob("*_ctx.onnx"))
+    assert first_load._load_in_child(graphs, 60, 60.0) == ""
+    done = subprocess.run(first_load._command(graphs, 60), capture_output=True)
+    assert done.returncode == first_load._REFUSED
+
+
 def test_a_damaged_binary_is_to_be_exported_again(bundle, tmp_path):
     made = shutil.copytree(bundle / "drafter/htp/x-elite", tmp_path / "x-elite")
     binary = made / "length_4_ctx_qnn.bin"

@@ -103,6 +103,51 @@ def test_auto_without_npu_runs_on_the_cpu_and_says_why_once(bundle, npu):
     assert result.stderr.count("target and drafter on the CPU: the driver sleeps") == 1
 
 
+def test_nothing_is_told_of_the_npu_where_there_can_be_none_and_none_is_meant(
+    tmp_path, npu, monkeypatch
+):
+    from tiny_bundle import write_bundle
+
+    from omnidraft_npu.qnn.diagnosis import Host
+
+    npu.error = DeviceError("there is no NPU")
+    plain = write_bundle(tmp_path / "plain")
+    monkeypatch.setattr(Host, "may_have_npu", False)
+    told = "target and drafter on the CPU: there is no NPU"
+    assert told not in run(plain).stderr
+    assert told in run(plain, "--simulate").stderr
+    assert told in run(write_npu_bundle(tmp_path / "npu")).stderr
+    monkeypatch.setattr(Host, "may_have_npu", True)
+    assert told in run(plain).stderr
+    strict = run(plain, "--target-device", "npu")
+    assert strict.exit_code == 4
+
+
+def test_binaries_that_qnn_crashes_on_leave_auto_on_the_cpu_and_npu_refused(
+    bundle, npu, monkeypatch, tmp_path
+):
+    """Without a chip, a process that crashes stands in for the one that loads."""
+    import sys
+
+    from omnidraft_npu.qnn import first_load
+
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
+    binary = tmp_path / "a.bin"
+    binary.write_bytes(b"x")
+    monkeypatch.setattr(devices, "_graph_paths", lambda *_: [{}])
+    monkeypatch.setattr(devices, "_binaries", lambda *_: {"1": "a_ctx.onnx"})
+    monkeypatch.setattr(devices, "read_context_binary", lambda _: SimpleNamespace(binary=binary))
+    crash = [sys.executable, "-S", "-c", "import os; os.abort()"]
+    monkeypatch.setattr(first_load, "_command", lambda *_: crash)
+    result = run(bundle, "--soc", "x-elite")
+    assert stats(result)["target_provider"] == CPU
+    assert result.stderr.count("target and drafter on the CPU: QNN crashed") == 1
+    strict = run(bundle, "--soc", "x-elite", "--target-device", "npu")
+    assert strict.exit_code == 4
+    assert strict.stderr.splitlines()[-1].startswith("Error: QNN crashed (")
+    assert npu.opened == []
+
+
 def test_a_bundle_without_npu_graphs_is_told_to_be_exported_again(tmp_path, npu):
     bundle = write_bundle(tmp_path / "plain")
     result = run(bundle)

@@ -207,13 +207,64 @@ def test_a_backend_that_crashes_or_hangs_harms_only_its_own_process(monkeypatch)
     instead("import os; os.abort()")
     crashed = probe_backend("htp")
     assert not crashed.is_working
-    assert "status -6" in crashed.answer or "status 3" in crashed.answer
+    assert "SIGABRT" in crashed.answer or "status" in crashed.answer
     instead("import time; time.sleep(60)")
     hung = probe_backend("htp", timeout_s=0.5)
     assert not hung.is_working
     assert "no answer in" in hung.answer
     instead("raise SystemExit('it said this')")
     assert "it said this" in probe_backend("htp").answer
+
+
+ANSWER = '{"is_working": true, "answer": "runs", "devices": ["CPU"]}'
+
+
+@pytest.mark.parametrize("after", ["bye from a library", "{}", "[1]", "5", '{"is_working": 1}', ""])
+def test_what_native_code_prints_after_the_answer_is_passed_over(monkeypatch, after):
+    run = probe.subprocess.run
+    code = f"print('before'); print({ANSWER!r}); print({after!r}, end='')"
+    monkeypatch.setattr(
+        probe.subprocess, "run", lambda _, **options: run([sys.executable, "-c", code], **options)
+    )
+    assert probe_backend("htp") == Probe(
+        backend="htp", is_working=True, answer="runs", devices=("CPU",)
+    )
+
+
+def test_a_probe_without_an_answer_or_that_cannot_be_started_is_a_finding(monkeypatch):
+    run = probe.subprocess.run
+
+    def start(_, **options):
+        return run([sys.executable, "-c", "print('no answer')"], **options)
+
+    monkeypatch.setattr(probe.subprocess, "run", start)
+    assert "without an answer" in probe_backend("htp").answer
+    monkeypatch.setattr(probe.sys, "executable", "/nothing/here")
+    monkeypatch.setattr(probe.subprocess, "run", run)
+    assert "cannot be started (No such file" in probe_backend("htp").answer
+
+
+def test_what_qnn_answers_of_backends_that_no_model_needs_is_not_repeated():
+    findings = found(X86, answers(said="runs"))
+    assert findings["backend gpu"].found == "does not run here, and no model needs it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "may"),
+    [
+        ({}, False),
+        ({"processor": "AMD64 ARMv8 (64-bit) Family 8"}, True),
+        ({"machine": "arm64"}, False),
+        ({"machine": "arm64", "system": "darwin"}, False),
+        ({"machine": "arm64", "system": "win32"}, True),
+    ],
+)
+def test_where_no_npu_can_be_is_known(changes, may):
+    assert dataclasses.replace(X86, **changes).may_have_npu is may
+
+
+def test_a_board_with_its_kernel_device_may_have_an_npu(board):
+    assert board.may_have_npu
 
 
 def test_a_package_that_cannot_be_imported_is_told_to_be_reinstalled(monkeypatch):

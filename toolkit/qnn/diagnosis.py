@@ -54,6 +54,16 @@ class Host:
         """Whether this is an x86_64 process on an ARM64 processor."""
         return self.machine == "x86_64" and "ARM" in self.processor.upper()
 
+    @property
+    def may_have_npu(self) -> bool:
+        """Whether there can be an NPU of Qualcomm here, as far as the system says."""
+        if self.machine == "x86_64":
+            return self.is_emulated
+        if self.system == "linux":
+            has_node = any((self.devices / name).exists() for name in _NODES)
+            return has_node or find_this_chip() is not None
+        return self.system == "win32"
+
 
 def this_host() -> Host:
     """The machine that this process runs on."""
@@ -155,7 +165,7 @@ def _backend(probe: Probe) -> Finding:
     return Finding(
         name=f"backend {probe.backend}",
         status=status,
-        found=probe.answer,
+        found=probe.answer if status != "note" else "does not run here, and no model needs it",
         fix=None
         if status == "ok" or not is_needed
         else "pip install --force-reinstall onnxruntime-qnn, and on a Snapdragon update its NPU "

@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from .first_load import status_text
 
 _LOGGED = re.compile(r"QNN SetupBackend failed ([^\x1b\n]+)")
 """Why a backend cannot be had; onnxruntime tells its log only."""
@@ -49,15 +51,31 @@ def probe_backend(backend: str, *, timeout_s: float = TIMEOUT_S) -> Probe:
     except subprocess.TimeoutExpired:
         answer = f"no answer in {timeout_s:.0f} s; the process was stopped"
         return Probe(backend=backend, is_working=False, answer=answer)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not lines:
-        said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        answer = f"its process ended with status {done.returncode} ({said[0]})"
+    except OSError as error:
+        answer = f"the process that tries it cannot be started ({error.strerror})"
         return Probe(backend=backend, is_working=False, answer=answer)
-    found = json.loads(lines[-1])
-    if not found["is_working"] and (logged := _LOGGED.search(done.stderr)):
-        found["answer"] = logged[1].strip()
-    return Probe(backend=backend, **{**found, "devices": tuple(found["devices"])})
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        answer = f"its process ended with {status_text(done.returncode)} ({said[0]})"
+        return Probe(backend=backend, is_working=False, answer=answer)
+    found = _answer_in(done.stdout)
+    if found is None:
+        answer = "its process ended without an answer"
+        return Probe(backend=backend, is_working=False, answer=answer)
+    if not found.is_working and (logged := _LOGGED.search(done.stderr)):
+        found = replace(found, answer=logged[1].strip())
+    return replace(found, backend=backend)
+
+
+def _answer_in(printed: str) -> Probe | None:
+    """The last line that is an answer; native libraries print lines of their own as they end."""
+    for line in reversed(printed.splitlines()):
+        try:
+            answer = json.loads(line)
+            return Probe(backend="", **{**answer, "devices": tuple(answer["devices"])})
+        except (ValueError, TypeError, KeyError):
+            continue
+    return None
 
 
 def _try_backend(backend: str) -> dict[str, Any]:
