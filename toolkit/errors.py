@@ -29,6 +29,10 @@ class StoreError(OmniDraftError):
     """A model is not in the local store and could not be brought there."""
 
 
+class DamagedModelError(StoreError):
+    """A model in the local store is not what was fetched."""
+
+
 class ExportError(OmniDraftError):
     """A bundle could not be written."""
 

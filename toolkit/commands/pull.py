@@ -1,7 +1,9 @@
 """`omnidraft-npu pull`: a model into the local store."""
 
 import contextlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import ConfigError, StoreError
+from ..errors import ConfigError, DamagedModelError, StoreError
 from ..printing import echo, echo_json, printable
 from ..store.builtin_models import BUILTIN_MODELS, find_builtin
-from ..store.local import models_folder, stored_models, stored_path
+from ..store.local import damaged_models, models_folder, stored_models, stored_path
 
 if TYPE_CHECKING:
-    from ..store.pull import Progress
+    from ..store.contents import Progress
 
 
 @click.command(name="pull")
@@ -41,8 +43,7 @@ def command(name: str | None, accept_terms: bool, shows_list: bool, as_json: boo
     if name is None:
         _show_list(as_json)
         return
-    was_there = stored_path(name) is not None
-    path = fetch_model(name, accept_terms=accept_terms)
+    path, was_there = _pull(name, accept_terms=accept_terms)
     if as_json:
         document = {
             "schema_version": 1,
@@ -53,7 +54,7 @@ def command(name: str | None, accept_terms: bool, shows_list: bool, as_json: boo
         echo_json(document)
         return
     if was_there:
-        echo(f"{name} is already in the local store", err=True)
+        echo(f"{name} is already in the local store, and whole", err=True)
     echo(str(path))
 
 
@@ -65,17 +66,54 @@ def fetch_model(name: str, *, accept_terms: bool) -> Path:
     Raises:
         StoreError: as `pull`, or the user said no.
     """
-    from ..store.pull import pull
+    with contextlib.suppress(DamagedModelError):
+        if (found := stored_path(name)) is not None:
+            return found
+    return _pull(name, accept_terms=accept_terms)[0]
 
-    found = stored_path(name)
+
+def _pull(name: str, *, accept_terms: bool) -> tuple[Path, bool]:
+    """The stored model, read in full or fetched; and whether it was there."""
+    from ..store.pull import pull, remove_leftovers
+
+    remove_leftovers()
+    try:
+        with _progress_bar(f"checking {name}") as progress:
+            found = stored_path(name, reads_all=True, progress=progress)
+    except DamagedModelError as error:
+        found = None
+        echo(f"{error.__cause__}; fetching {name} again", err=True)
     if found is not None:
-        return found
+        return found, True
+
+    def busy() -> None:
+        echo(f"another process is fetching {name}: waiting for it", err=True)
+
     accepts_terms = accept_terms or _asked_for_terms(name)
     begin = time.perf_counter()
-    with _download_progress(name) as progress:
-        path = pull(name, accepts_terms=accepts_terms, progress=progress)
+    with _ends_on_signals(), _progress_bar(f"fetching {name}") as progress:
+        path = pull(name, accepts_terms=accepts_terms, progress=progress, busy=busy)
     echo(f"fetched {name} in {time.perf_counter() - begin:.1f} s", err=True)
-    return path
+    return path, False
+
+
+@contextlib.contextmanager
+def _ends_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block like an error, so that nothing is left of a download."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _asked_for_terms(name: str) -> bool:
@@ -90,7 +128,7 @@ def _asked_for_terms(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _download_progress(name: str) -> Iterator["Progress"]:
+def _progress_bar(title: str) -> Iterator["Progress"]:
     """A bar on stderr, where that is a terminal; it appears with the first byte."""
     from rich.progress import (
         BarColumn,
@@ -111,7 +149,7 @@ def _download_progress(name: str) -> Iterator["Progress"]:
         console=console,
         disable=not console.is_terminal,
     )
-    task = bar.add_task(f"fetching {printable(name)}", total=None, visible=False)
+    task = bar.add_task(printable(title), total=None, visible=False)
 
     def report(done_bytes: int, total_bytes: int) -> None:
         bar.update(task, completed=done_bytes, total=total_bytes, visible=True)
@@ -122,6 +160,7 @@ def _download_progress(name: str) -> Iterator["Progress"]:
 
 def _show_list(as_json: bool) -> None:
     stored = {model.name: model for model in stored_models()}
+    damaged = damaged_models()
     if as_json:
         document = {
             "schema_version": 1,
@@ -134,6 +173,7 @@ def _show_list(as_json: bool) -> None:
                 {"name": m.name, "path": str(m.path), "size_bytes": m.size_bytes}
                 for m in stored.values()
             ],
+            "damaged": [{"name": name, "reason": damaged[name]} for name in damaged],
         }
         echo_json(document)
         return
@@ -143,7 +183,9 @@ def _show_list(as_json: bool) -> None:
     columns = ("name", "what", "licence", "size", "stored")
     table = make_table(columns, long=("name", "what", "licence"))
     for builtin in BUILTIN_MODELS.values():
-        is_stored = "yes" if builtin.name in stored else "no"
+        is_stored = "damaged" if builtin.name in damaged else "no"
+        if builtin.name in stored:
+            is_stored = "yes"
         size = size_text(builtin.size)
         table.add_row(builtin.name, builtin.summary, builtin.licence, size, is_stored)
     for model in stored.values():

