@@ -69,7 +69,7 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 
-_EMPTY = (None, False, 0, [], {})
+_EMPTY: tuple[Any, ...] = (None, False, 0, [], {})
 _ONE = (None, 1)
 # Settings that change a text and are not followed, with the values that change nothing.
 _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
@@ -163,7 +163,10 @@ class GenerationDefaults:
 
         Empty where none does.
         """
-        with_them, without = self.sampling(**given), GenerationDefaults().sampling(**given)
+        with_them, without = (
+            self.sampling(seed=None, **given),
+            GenerationDefaults().sampling(seed=None, **given),
+        )
         is_greedy = with_them.temperature == 0
         names = ["repetition_penalty"] if is_greedy else list(asdict(self))
         return ", ".join(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from omnidraft_npu.documents import shown_text
 from omnidraft_npu.errors import CheckpointError
 
 TRY_OPTIMUM = "try --exporter optimum"
@@ -83,7 +84,7 @@ class ConfigFields:
             other_way: what to do; where it is None, what the document's own way out is.
         """
         return CheckpointError(
-            f"{self.source}: {name} is {_shown(value)}: {meaning} is not supported; "
+            f"{self.source}: {name} is {shown_text(repr(value))}: {meaning} is not supported; "
             f"{other_way or self._other_way}"
         )
 
@@ -93,11 +94,6 @@ class ConfigFields:
                 f"{self.source}: {name} is missing, it should be {wanted}; get the file again"
             )
         return CheckpointError(
-            f"{self.source}: {name} is {_shown(value)}, it should be {wanted}; get the file again"
+            f"{self.source}: {name} is {shown_text(repr(value))}, it should be {wanted}; "
+            "get the file again"
         )
-
-
-def _shown(value: Any) -> str:
-    """A value as it is written, its beginning where that is long."""
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."

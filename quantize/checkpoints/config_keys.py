@@ -9,6 +9,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from omnidraft_npu.documents import shown_text
+
 from .config_fields import ConfigFields
 
 logger = logging.getLogger(__name__)
@@ -154,7 +156,7 @@ _WITHOUT_EFFECT = frozenset(
 
 _OFF = (None, False, 0)
 _ONE = (None, 1)
-_EMPTY = (None, False, 0, [], {}, ())
+_EMPTY: tuple[Any, ...] = (None, False, 0, [], {}, ())
 
 # Keys that change what is computed: what they ask for, and the values that ask for nothing.
 _REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -276,7 +278,9 @@ def check_keys(fields: ConfigFields, family: str) -> None:
             raise fields.unsupported(name, value, meaning, other_way=way)
     ignored = sorted(_unknown(fields, used))
     if ignored:
-        shown = ", ".join(ignored[:6]) + (f" and {len(ignored) - 6} more" if ignored[6:] else "")
+        shown = shown_text(", ".join(ignored[:6]), 300) + (
+            f" and {len(ignored) - 6} more" if ignored[6:] else ""
+        )
         logger.warning(
             "%s: not used for a %s model, by transformers either: %s", fields.source, family, shown
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from omnidraft_npu.documents import shown_text
 from omnidraft_npu.errors import CheckpointError
 
 from .config_fields import ConfigFields
@@ -129,8 +130,8 @@ def _own_fields(header: GgufHeader, source: str) -> ConfigFields:
     family = header.fields.get("general.architecture")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise CheckpointError(
-            f"{source}: architecture {family!r:.80} is not supported; supported are {SUPPORTED}. "
-            f"For another causal LM {USE_FOLDER}"
+            f"{source}: architecture {shown_text(repr(family))} is not supported; supported are "
+            f"{SUPPORTED}. For another causal LM {USE_FOLDER}"
         )
     if not header.tensors:
         raise CheckpointError(
@@ -201,7 +202,8 @@ def _rotary(
     elif fields.get("rope.scale_linear", 1.0) != 1.0:
         rotary["rope_scaling"] = {"rope_type": "linear", "factor": fields.get("rope.scale_linear")}
     if frequency_factors is not None:
-        scaling = llama3_scaling(frequency_factors, rotary["rope_theta"])
+        fits = 2 * len(frequency_factors) == head_dim
+        scaling = llama3_scaling(frequency_factors, rotary["rope_theta"]) if fits else None
         if scaling is None or "rope_scaling" in rotary:
             raise fields.unsupported(
                 "rope_freqs.weight", list(frequency_factors), "rotary scaling but llama3's"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omnidraft_npu.documents import shown_text
 from omnidraft_npu.errors import CheckpointError
 
 from .file_kind import refuse_foreign
@@ -200,12 +201,6 @@ class _Reader:
         return CheckpointError(
             f"{self._path.name} is cut short or damaged: {what}; get the file again"
         )
-
-
-def shown_text(text: str) -> str:
-    """A name from a file, short and printable."""
-    shown = ascii(text)[1:-1]
-    return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 def _stored_bytes(shape: tuple[int, ...], encoding: str) -> int | None:

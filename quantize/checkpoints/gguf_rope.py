@@ -37,6 +37,8 @@ def llama3_scaling(factors: Sequence[float], base: float) -> Llama3Scaling | Non
         base: of the rotary embedding.
     """
     given = np.asarray(factors, np.float64)
+    if not (np.isfinite(given).all() and (given >= 1).all()):
+        return None
     for power in range(4, 21):
         scaling = Llama3Scaling(
             factor=round(float(given.max()), 3),

@@ -7,6 +7,7 @@ experts, quantised weights) is refused by name; nothing of that kind is ignored.
 from collections.abc import Mapping
 from typing import Any
 
+from omnidraft_npu.documents import shown_text
 from omnidraft_npu.errors import CheckpointError
 
 from ..architecture import Activation, DecoderConfig, LayerType
@@ -152,15 +153,15 @@ def _fields_of_text_model(document: Mapping[str, Any], source: str, other_way: s
         document = dict(text) | tied | {"model_type": model_type}
     if not isinstance(model_type, str) or model_type not in DEFAULTS:
         raise CheckpointError(
-            f"{source}: model_type {model_type!r} is not supported; supported are {SUPPORTED}. "
-            "For another causal LM use --exporter optimum"
+            f"{source}: model_type {shown_text(repr(model_type))} is not supported; supported are "
+            f"{SUPPORTED}. For another causal LM use --exporter optimum"
         )
     classes = document.get("architectures") or ["ForCausalLM"]
     if not isinstance(classes, list) or not any(
         str(name).endswith(("CausalLM", "ConditionalGeneration", "Model")) for name in classes
     ):
         raise CheckpointError(
-            f"{source}: architectures {classes} is not a causal language model; "
+            f"{source}: architectures {shown_text(repr(classes))} is not a causal language model; "
             "use a checkpoint that generates text"
         )
     return ConfigFields(DEFAULTS[model_type] | dict(document), source, other_way=other_way)

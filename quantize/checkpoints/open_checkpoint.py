@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from omnidraft_npu.documents import shown_text
 from omnidraft_npu.errors import CheckpointError
 
 from .checkpoint import Checkpoint
@@ -42,7 +43,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def _adapter(folder: Path) -> CheckpointError:
     """Also where a model lies beside it: transformers then loads the model with the adapter."""
     base = read_object(folder / _ADAPTER).get("base_model_name_or_path")
-    of = f" of {base}" if isinstance(base, str) and base else ""
+    of = f" of {shown_text(base)}" if isinstance(base, str) and base else ""
     return CheckpointError(
         f"{folder.name} holds a PEFT adapter{of}, not a model of its own: merge it first "
         "(merge_and_unload of peft, then save_pretrained) and give the result"

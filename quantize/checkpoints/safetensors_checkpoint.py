@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from omnidraft_npu.documents import shown_text
 from omnidraft_npu.errors import CheckpointError
 
 from ..architecture import DecoderConfig
@@ -76,18 +77,19 @@ def _tensors_of(folder: Path) -> dict[str, StoredTensor]:
             f"{folder.name}/{_INDEX} has no weight_map from tensors to files; get the file again"
         )
     found: dict[str, StoredTensor] = {}
+    there = {path.name for path in folder.iterdir() if path.is_file()}
     for shard in sorted(set(index.values())):
-        if Path(shard).name != shard or not (folder / shard).is_file():
+        if shard not in there:
             raise CheckpointError(
-                f"{folder.name}: shard {shard} is missing, {_INDEX} names it; "
+                f"{folder.name}: shard {shown_text(shard)} is missing, {_INDEX} names it; "
                 "get the checkpoint again"
             )
         held = read_header(folder / shard)
         if repeated := found.keys() & held.keys():
             name = min(repeated)
             raise CheckpointError(
-                f"{folder.name}: tensor {name} is in {found[name].path.name} and in {shard}; "
-                "get the checkpoint again"
+                f"{folder.name}: tensor {shown_text(name)} is in {found[name].path.name} and in "
+                f"{shown_text(shard)}; get the checkpoint again"
             )
         found |= held
     return found

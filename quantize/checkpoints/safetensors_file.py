@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from omnidraft_npu.documents import shown_text
 from omnidraft_npu.errors import CheckpointError
 
 from .file_kind import refuse_foreign
@@ -70,5 +71,4 @@ def _with_scales(found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 def _plain(error: Exception) -> str:
     """The package's reason, short."""
     reason = str(error).removeprefix("Error while deserializing header: ")
-    reason = "".join(c if c.isprintable() else "?" for c in reason)
-    return reason if len(reason) <= _SHOWN else reason[:_SHOWN] + "…"
+    return shown_text(reason, _SHOWN)

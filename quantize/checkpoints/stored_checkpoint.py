@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.documents import shown_text
 from omnidraft_npu.errors import CheckpointError
 
 from ..architecture import DecoderConfig
@@ -98,6 +99,6 @@ def refuse_unused(
     name = min(unused, default=None)
     if name is not None:
         raise CheckpointError(
-            f"{source}: tensor {name} has no place in a {config.architecture} decoder of this "
-            f"configuration, so the model computes something else; {other_way}"
+            f"{source}: tensor {shown_text(name)} has no place in a {config.architecture} decoder "
+            f"of this configuration, so the model computes something else; {other_way}"
         )
