@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft_npu import __version__
-from omnidraft_npu.bundle import MANIFEST, Bundle, open_bundle
+from omnidraft_npu.bundle import Bundle, open_bundle
 from omnidraft_npu.errors import CheckpointError, ConfigError, ExportError, TokenizerError
 from omnidraft_npu.files import sha256_of, write_json
 from omnidraft_npu.locks import exclusive
-from omnidraft_npu.manifest import FileEntry, Manifest, ModelEntry
+from omnidraft_npu.manifest import MANIFEST, FileEntry, Manifest, ModelEntry
 from omnidraft_npu.memory import available_bytes
 from omnidraft_npu.progress import Report
+from omnidraft_npu.replacement import export_lock, partial_path
 
 from .htp_model import HtpModel, check_htp
 from .htp_stage import export_htp
@@ -80,9 +81,9 @@ def export_bundle(
     output = output.resolve()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(output.parent / f".{output.name}.lock", lambda: _refuse(output)):
+        with exclusive(export_lock(output), lambda: _refuse(output)):
             check_output(output, force)
-            stages = Stages(partial_folder(output), _identity(request))
+            stages = Stages(partial_path(output), _identity(request))
             _export(request, stages, output, progress)
     except OSError as error:
         raise ExportError(
@@ -93,12 +94,6 @@ def export_bundle(
         stage_s=stages.seconds,
         seconds=time.perf_counter() - started,
     )
-
-
-def partial_folder(output: Path) -> Path:
-    """Where an export to `output` is made, and where its finished stages stay if it stops."""
-    output = output.resolve()
-    return output.parent / f"{output.name}.partial"
 
 
 def _refuse(output: Path) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 from .documents import read_document
 from .errors import BundleError, ConfigError
 from .files import sha256_of
-from .manifest import FileEntry, Manifest, ModelEntry
+from .manifest import MANIFEST, FileEntry, Manifest, ModelEntry
 from .manifest_checks import check_manifest, is_inside, required_files
-
-MANIFEST = "manifest.json"
+from .replacement import restore
 
 HASHED_BYTES = 64 * 2**20
 """Files up to this size are hashed at every opening; larger ones with `verify` only."""
@@ -53,6 +52,8 @@ class Bundle:
 def open_bundle(root: Path, *, verify: bool = False) -> Bundle:
     """Read a bundle's manifest and check its files.
 
+    What an export that was interrupted while it replaced the bundle left is mended first.
+
     Args:
         root: The exported directory.
         verify: Hash every file; otherwise the sizes of all and the hashes of files up to
@@ -62,6 +63,7 @@ def open_bundle(root: Path, *, verify: bool = False) -> Bundle:
         BundleError: not a bundle, a format this tool does not read, a value that cannot be, or
             a file that is missing, changed or outside the bundle; the message names it.
     """
+    restore(root)
     manifest = _read_manifest(root)
     check_manifest(manifest)
     for relative, entry in manifest.files.items():

@@ -59,3 +59,7 @@ class StateError(OmniDraftError):
 
 class ResourceError(OmniDraftError):
     """This machine has too little memory, or may start too few threads."""
+
+
+class BusyError(StateError):
+    """Another process is changing it: later it can be changed."""

@@ -1,6 +1,5 @@
 """Find and erase what was learned: our own files only, whatever else lies among them."""
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,10 +102,6 @@ def erase_learned(bundle: Path, target_names: Iterable[str]) -> tuple[Learned, i
                 sizes |= {path: bytes_of(path) for path in found.files}
                 for path in found.files:
                     path.unlink(missing_ok=True)
-            for folder in reversed(state_folders(bundle, names)):
-                # What else lies there stays, and so does its folder.
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
     except OSError as error:
         raise StateError(
             f"{error.filename} cannot be erased ({error.strerror}): make it writable, and "

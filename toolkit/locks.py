@@ -24,7 +24,7 @@ def exclusive(
 
     Raises:
         OSError: the lock file cannot be made, or is not a regular file: what a link leads to
-            could be emptied.
+            could be emptied. FileNotFoundError where its folder is gone, also since just now.
     """
     from filelock import FileLock, Timeout
 
@@ -36,17 +36,21 @@ def exclusive(
     except Timeout:
         if not path.exists():
             # It may be free since; or it cannot be made, which filelock too takes for held.
-            path.touch()
+            path.touch(PRIVATE_FILE if private else 0o666)
         busy()
         lock.acquire()
     held = _identity(path)
+    if held is None:
+        # Its folder was moved between the opening and the locking: others lock another file.
+        lock.release()
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     try:
         yield
     finally:
         # A process that waits on the removed file is given a new one (filelock sees to it);
         # Windows does not remove a file that is open, there it stays.
-        with contextlib.suppress(PermissionError):
-            if held is not None and _identity(path) == held:
+        with contextlib.suppress(OSError):
+            if _identity(path) == held:
                 path.unlink(missing_ok=True)
         lock.release()
 

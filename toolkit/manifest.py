@@ -9,6 +9,7 @@ from msgspec import Meta
 from .documents import Count, Size, TokenId, convert_document, shown_value
 from .errors import BundleError
 
+MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 
 MAX_CONTEXT_LENGTH = 2**21

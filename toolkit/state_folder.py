@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .errors import BundleError, StateError
+from .errors import BundleError, BusyError, StateError
 from .files import PRIVATE_FILE, PRIVATE_FOLDER, make_private
 from .locks import exclusive
 
@@ -61,7 +61,7 @@ def _state(bundle: Path, target_name: str) -> Path:
 def replaced_path(bundle: Path) -> Path:
     """Where the bundle that an export replaces lies until the new one is in its place."""
     bundle = bundle.resolve()
-    return bundle.with_name(f"{bundle.name}.replaced")
+    return bundle.parent / f"{bundle.name}.replaced"
 
 
 def check_state(bundle: Path, target_names: Iterable[str] = ()) -> None:
@@ -180,7 +180,7 @@ def _locked_for(
     lock = _state(bundle, target_name) / f"{target_name}.{lock_name}.lock"
 
     def refuse() -> None:
-        raise StateError(
+        raise BusyError(
             f"another process is learning for {target_name} of {bundle}: wait until it ends "
             "(decoding with --no-learn need not wait)"
         )
@@ -223,11 +223,20 @@ def changing_all(bundle: Path, target_names: Iterable[str]) -> Iterator[None]:
         StateError: another process is learning for one of them, or `state/` cannot be used.
         OSError: it cannot be written.
     """
+    names = sorted(set(target_names))
     with contextlib.ExitStack() as held:
-        for name in sorted(set(target_names)):
+        held.callback(_remove_empty_folders, bundle, names)
+        for name in names:
             held.enter_context(learning(bundle, name))
             held.enter_context(saving_ngrams(ngrams_path(bundle, name)))
         yield
+
+
+def _remove_empty_folders(bundle: Path, target_names: Iterable[str]) -> None:
+    for folder in reversed(state_folders(bundle, target_names)):
+        # What else lies there stays, and so does its folder.
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 @contextlib.contextmanager

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from ..bundle import MANIFEST, open_bundle
+from ..bundle import open_bundle
 from ..errors import ConfigError, StateError
 from ..forgetting import erase_learned, find_learned
+from ..manifest import MANIFEST
 from ..printing import echo
 from ..state_folder import check_links, learned_targets, learning
 from .opened_adapters import OpenedAdapters, learner_lines, print_json, print_table

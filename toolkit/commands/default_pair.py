@@ -10,6 +10,7 @@ from ..files import sha256_of
 from ..locks import exclusive
 from ..lora import DEFAULT_RANK
 from ..printing import echo
+from ..replacement import restore
 from ..store.builtin_models import find_builtin
 from ..store.local import store_folder
 from .pull import fetch_model
@@ -82,6 +83,7 @@ def _drafter_version() -> str:
 
 def _reason_to_make(bundle: Path) -> str | None:
     """Why a bundle is to be made, or made again; empty where there is none, None for no reason."""
+    restore(bundle)
     if not bundle.exists():
         return ""
     try:

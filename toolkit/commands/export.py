@@ -9,6 +9,7 @@ import click
 
 from ..precision import Precision
 from ..printing import echo, echo_json
+from ..replacement import partial_path
 from .htp_options import htp_options, read_htp_options
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def command(
       omnidraft-npu export --drafter ./llama-68m --target ./vicuna-7b --precision int4 -o bundle
       omnidraft-npu export --drafter smollm2-135m --target gemma3-270m --soc x-elite -o bundle
     """
-    from omnidraft_npu.quantize.export import ExportRequest, export_bundle, partial_folder
+    from omnidraft_npu.quantize.export import ExportRequest, export_bundle
     from omnidraft_npu.quantize.htp_request import default_lora_rank, htp_request
     from omnidraft_npu.quantize.model_request import model_request
     from omnidraft_npu.quantize.training_stage import TrainingShape
@@ -132,7 +133,7 @@ def command(
             for target in targets
         ),
     )
-    with telling_how_to_resume(partial_folder(output)), stage_progress() as report:
+    with telling_how_to_resume(partial_path(output)), stage_progress() as report:
         done = export_bundle(request, output, force=force, progress=report)
     _say(done, as_json)
 
