@@ -12,8 +12,8 @@ from omnidraft_npu.state_folder import replay_path
 
 logger = logging.getLogger(__name__)
 
-NUM_RECALLED = 128
-"""Answers at most; to read them takes .3 s on a busy machine."""
+MAX_ANSWERS, MAX_TOKENS = 128, 16_384
+"""Answers at most, and drafter tokens of them together; reading them takes some 0.3 s."""
 
 
 def replay_of(bundle: Bundle, target: ModelEntry) -> ReplayBuffer:
@@ -40,8 +40,10 @@ def recall_past(
         target: Cuts the text; None as well.
     """
     past = PastAnswers()
+    if buffer is None:
+        return past
     try:
-        for _, example in () if buffer is None else buffer.numbered(last=NUM_RECALLED):
+        for example in buffer.latest(max_examples=MAX_ANSWERS, max_tokens=MAX_TOKENS):
             pieces = example.pieces[-example.num_response :].tolist()
             if drafter is None or target is None:
                 past.add(pieces)

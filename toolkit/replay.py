@@ -21,7 +21,7 @@ import hashlib
 import logging
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,25 +119,46 @@ class ReplayBuffer:
         for _, example in self.numbered():
             yield example
 
-    def numbered(self, *, after: int = 0, last: int | None = None) -> Iterator[tuple[int, Example]]:
+    def numbered(self, *, after: int = 0) -> Iterator[tuple[int, Example]]:
         """The same with their numbers, which rise.
 
         Args:
             after: Those up to this number are left out.
-            last: Only so many, the latest; None for all.
         """
-        files = self._files()
-        for path in files if last is None else files[max(0, len(files) - last) :]:
-            number = int(path.name[:8])
-            if number <= after:
-                continue
-            try:
-                example = self._read(path)
-            except BundleError as error:
-                logger.warning("a training example is passed over: %s", error)
-                continue
-            if example is not None:
-                yield number, example
+        return self._read_all(path for path in self._files() if int(path.name[:8]) > after)
+
+    def latest(self, *, max_examples: int, max_tokens: int) -> list[Example]:
+        """The latest examples that can be read, the oldest of them first.
+
+        Args:
+            max_examples: How many at most.
+            max_tokens: Most drafter tokens of their responses together, but for the first.
+        """
+        found: list[Example] = []
+        num_tokens = 0
+        for _, example in self._read_all(self._files()[: -max_examples - 1 : -1]):
+            found.append(example)
+            num_tokens += example.num_response
+            if num_tokens >= max_tokens:
+                break
+        return found[::-1]
+
+    def _read_all(self, paths: Iterable[Path]) -> Iterator[tuple[int, Example]]:
+        """Those that can be read; one line names the first of those that cannot."""
+        damaged: list[BundleError] = []
+        try:
+            for path in paths:
+                try:
+                    example = self._read(path)
+                except BundleError as error:
+                    damaged.append(error)
+                    continue
+                if example is not None:
+                    yield int(path.name[:8]), example
+        finally:
+            if damaged:
+                others = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
+                logger.warning("a training example is passed over%s: %s", others, damaged[0])
 
     def numbers(self, *, after: int) -> Iterator[int]:
         """Numbers of this pair's examples above `after`, rising; what they hold is not checked."""

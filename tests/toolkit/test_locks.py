@@ -41,7 +41,7 @@ def test_a_place_that_takes_no_files_is_not_held_by_another_process():
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows moves no folder with an open file in it")
 def test_a_lock_whose_folder_is_moved_before_it_is_held_is_not_held(tmp_path, monkeypatch):
-    """An export that was killed had moved it: its holder made a new folder in the bundle's place."""
+    """A killed export had moved it, and its holder made a folder in the bundle's place."""
     folder = tmp_path / "state"
     folder.mkdir()
     acquire = FileLock.acquire

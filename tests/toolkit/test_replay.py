@@ -53,9 +53,34 @@ def test_examples_that_came_after_one_can_be_read_alone(buffer):
     later = list(buffer.numbered(after=numbers[2]))
     assert [number for number, _ in later] == numbers[3:]
     np.testing.assert_array_equal(later[0][1].pieces, example(3).pieces)
-    for last in (0, 2, 9):
-        latest = [number for number, _ in buffer.numbered(last=last)]
-        assert latest == numbers[max(0, 5 - last) :]
+
+
+@pytest.mark.parametrize(
+    ("max_examples", "max_responses", "num_read"),
+    [(0, 9, 0), (2, 9, 2), (9, 9, 5), (9, 3, 3), (9, 2.5, 3), (9, 0, 1)],
+)
+def test_the_latest_are_read_up_to_a_number_and_a_length(
+    buffer, max_examples, max_responses, num_read
+):
+    """304 answers of 900 tokens took seconds to recall: only their number was bounded."""
+    kept = [example(seed) for seed in range(5)]
+    for one in kept:
+        buffer.append(one)
+    max_tokens = int(max_responses * kept[0].num_response)
+    latest = buffer.latest(max_examples=max_examples, max_tokens=max_tokens)
+    assert len(latest) == num_read
+    for one, other in zip(latest, kept[5 - num_read :], strict=True):
+        np.testing.assert_array_equal(one.pieces, other.pieces)
+
+
+def test_damaged_examples_are_passed_over_in_one_line(buffer, caplog):
+    for seed in range(5):
+        buffer.append(example(seed))
+    for path in sorted(buffer.folder.iterdir())[1:4]:
+        path.write_bytes(b"damaged")
+    assert len(list(buffer.examples())) == 2
+    (record,) = caplog.records
+    assert "passed over (and 2 more)" in record.getMessage()
 
 
 def test_the_oldest_go_where_the_bytes_would_not_suffice(tmp_path):
