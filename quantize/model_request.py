@@ -11,6 +11,7 @@ from omnidraft_npu.precision import Precision
 from omnidraft_npu.store.local import resolve_model
 
 from .htp_request import HtpRequest
+from .optimum_export import require_optimum
 from .stages import Facts
 from .training_stage import TrainingShape
 
@@ -94,8 +95,11 @@ def model_request(
 
     Raises:
         StoreError: there is no such path, and no such model in the local store.
+        ConfigError, CheckpointError: see `require_optimum`.
     """
     path = resolve_model(name)
+    if exporter == "optimum":
+        require_optimum(path)
     stem = path.name.removesuffix(".gguf") if path.is_file() else path.resolve().name
     is_path = Path(name).exists()
     last = stem if is_path else name.split("/")[-1]

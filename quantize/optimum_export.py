@@ -2,12 +2,14 @@
 
 import logging
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omnidraft_npu.errors import CheckpointError, ExportError
+from omnidraft_npu.errors import CheckpointError, ConfigError, ExportError
+from omnidraft_npu.extras import install_hint
 from omnidraft_npu.system_errors import limit_reached
 
 from .checkpoints.checkpoint import SourceFiles
@@ -35,13 +37,12 @@ def export_with_optimum(model_path: Path, folder: Path) -> ForeignGraph:
         folder: Where the graph and its external data go; made if missing.
 
     Raises:
-        ExportError: the `optimum` extra is not installed, the model is not one that optimum
-            exports, or its logits differ from torch's.
+        ConfigError: the `optimum` extra is not installed.
+        ExportError: the model is not one that optimum exports, or its logits differ from torch's.
         CheckpointError: there is no such folder, or a document of it is missing.
         TokenizerError: it has no tokenizer that can be read.
     """
-    if not model_path.is_dir():
-        raise CheckpointError(f"{model_path} is no Hugging Face folder; optimum reads only those")
+    require_optimum(model_path)
     document = read_object(model_path / "config.json")
     architecture = str(document.get("model_type"))
     _trace(model_path, folder, architecture)
@@ -81,14 +82,32 @@ def export_with_optimum(model_path: Path, folder: Path) -> ForeignGraph:
     )
 
 
-def _trace(model_path: Path, folder: Path, architecture: str) -> None:
+def require_optimum(model_path: Path) -> None:
+    """Pass if optimum is installed and can read a model, before anything is made.
+
+    Raises:
+        ConfigError: the `optimum` extra is not installed.
+        CheckpointError: the model is no Hugging Face folder.
+    """
     try:
-        from optimum.exporters.onnx import main_export
-    except ImportError as error:
-        raise ExportError(
-            "--exporter optimum needs the extra `optimum`, whose pins want an environment of "
-            "their own: pip install 'omnidraft-npu[export,optimum]' in a new one"
-        ) from error
+        is_installed = find_spec("optimum.exporters.onnx") is not None
+    except ImportError:
+        is_installed = False
+    if not is_installed:
+        raise ConfigError(
+            "--exporter optimum needs the extra `optimum`, whose pins want a new environment of "
+            f"their own; there, {install_hint('export', 'optimum')}"
+        )
+    if not model_path.is_dir():
+        raise CheckpointError(
+            f"{model_path} is no Hugging Face folder, and optimum reads only those: leave "
+            "--exporter optimum out"
+        )
+
+
+def _trace(model_path: Path, folder: Path, architecture: str) -> None:
+    from optimum.exporters.onnx import main_export
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer's, about branches it fixes

@@ -274,8 +274,23 @@ def test_a_missing_matplotlib_is_told_before_anything_is_measured(bundle, prompt
     assert result.exit_code == 2
     assert result.stderr.strip() == (
         "Error: --plot needs matplotlib, which is not installed here: "
-        "pip install 'omnidraft-npu[plots]'"
+        "in the clone of omnidraft-npu, pip install '.[plots]'"
     )
+
+
+@pytest.mark.parametrize("name", ["missing/x.png", "x" * 250 + ".png"])
+def test_a_picture_that_cannot_be_written_is_told_before_anything_is_measured(
+    bundle, prompts, tmp_path, monkeypatch, name
+):
+    from omnidraft_npu.runtime import bench as measuring
+
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(measuring, "measure", None)
+    result = bench(bundle, prompts, "--plot", str(tmp_path / name))
+    assert result.exit_code in (1, 2)
+    (line,) = result.stderr.splitlines()
+    assert "cannot be used" in line or "does not exist" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_adapted_length_is_measured_next_to_fixed_ones(bundle, prompts):

@@ -1,6 +1,7 @@
 """Atomic writes and content hashes: a crash at any moment leaves the previous version."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -28,7 +29,7 @@ def atomic_path(path: Path, *, private: bool = False) -> Iterator[Path]:
         path: The file.
         private: For this user alone, whatever the umask; else the umask decides.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = _temporary(path)
     mode = PRIVATE_FILE if private else 0o666
     os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
     try:
@@ -79,6 +80,23 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def require_writable(path: Path) -> None:
+    """Pass where `atomic_path` could write a file, before the work that it is to hold.
+
+    Raises:
+        OSError: it could not.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    temporary = _temporary(path)
+    os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+    temporary.unlink()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def bytes_of(path: Path) -> int:

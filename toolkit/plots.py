@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
+from .extras import install_hint
 from .files import atomic_path
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "--plot needs matplotlib, which is not installed here: "
-            "pip install 'omnidraft-npu[plots]'"
+            f"--plot needs matplotlib, which is not installed here: {install_hint('plots')}"
         ) from error
 
 

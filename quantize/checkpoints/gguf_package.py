@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 from omnidraft_npu.errors import CheckpointError
+from omnidraft_npu.extras import install_hint
 
 
 def require_gguf() -> None:
@@ -13,5 +14,5 @@ def require_gguf() -> None:
     """
     if find_spec("gguf") is None:
         raise CheckpointError(
-            "reading GGUF files needs the package gguf: pip install 'omnidraft-npu[export]'"
+            f"reading GGUF files needs the package gguf: {install_hint('export')}"
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omnidraft_npu.bridge.vocabulary import Vocabulary, kind_of
 from omnidraft_npu.errors import ConfigError, PromptError, TokenizerError
+from omnidraft_npu.extras import install_hint
 from omnidraft_npu.text.tokenizer import Tokenizer
 
 from ..architecture import DecoderConfig
@@ -25,7 +26,7 @@ def require_torch() -> None:
         ConfigError: it is not; says which extra brings it.
     """
     if find_spec("torch") is None:
-        raise ConfigError("distill needs torch: pip install 'omnidraft-npu[train]'")
+        raise ConfigError(f"distill needs torch: {install_hint('train')}")
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

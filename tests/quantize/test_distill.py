@@ -224,7 +224,9 @@ def test_without_torch_the_extra_is_named(target, tmp_path, monkeypatch):
         requirements, "find_spec", lambda name: None if name == "torch" else find(name)
     )
     error = only_error(distill(target, tmp_path / "run"), 2)
-    assert error == "Error: distill needs torch: pip install 'omnidraft-npu[train]'"
+    assert (
+        error == "Error: distill needs torch: in the clone of omnidraft-npu, pip install '.[train]'"
+    )
 
 
 @pytest.mark.parametrize(

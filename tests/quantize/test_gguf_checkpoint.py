@@ -206,7 +206,7 @@ def test_without_the_package_that_decodes_blocks_it_says_how_to_get_it(tmp_path,
     path = write_gguf(tmp_path / "model.gguf", tiny_model("llama"))
     monkeypatch.setitem(sys.modules, "gguf", None)
 
-    with pytest.raises(CheckpointError, match=r"pip install 'omnidraft-npu\[export\]'"):
+    with pytest.raises(CheckpointError, match=r"pip install '\.\[export\]'"):
         open_checkpoint(path)
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from decoder_graphs import NUM_LOGITS, SHARED, VOCAB, write_decoder
 
+from omnidraft_npu.cli import cli
 from omnidraft_npu.config import DecodeConfig
-from omnidraft_npu.errors import CheckpointError, ExportError
+from omnidraft_npu.errors import CheckpointError, ConfigError, ExportError
 from omnidraft_npu.proposal import Proposal
 from omnidraft_npu.quantize import optimum_export
 from omnidraft_npu.quantize.optimum_export import export_with_optimum
@@ -160,11 +162,19 @@ class TestWithOptimum:
 )
 def test_without_the_extra_the_error_names_it(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ExportError, match=r"omnidraft-npu\[export,optimum\]"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[export,optimum\]'"):
         export_with_optimum(tmp_path, tmp_path / "out")
+    # Before anything is made: it was found after the drafter and its training graph were.
+    models = ["--drafter", str(tmp_path), "--target", str(tmp_path)]
+    options = ["--exporter", "optimum", "-o", str(tmp_path / "bundle")]
+    done = CliRunner().invoke(cli, ["export", *models, *options])
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_a_file_is_no_folder(tmp_path, monkeypatch):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(optimum_export, "find_spec", lambda _: True)
     with pytest.raises(CheckpointError, match="no Hugging Face folder"):
         export_with_optimum(tmp_path / "model.gguf", tmp_path / "out")

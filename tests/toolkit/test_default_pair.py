@@ -23,7 +23,7 @@ def test_a_missing_package_is_told_before_anything_is_fetched(tmp_path, monkeypa
     monkeypatch.setattr(default_pair, "fetch_model", lambda name, **_: fetched.append(name))
     monkeypatch.setitem(sys.modules, "gguf", None)
 
-    with pytest.raises(CheckpointError, match=r"pip install 'omnidraft-npu\[export\]'"):
+    with pytest.raises(CheckpointError, match=r"pip install '\.\[export\]'"):
         default_pair.default_bundle(None, accept_terms=True)
     assert not fetched
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError
+from ..files import require_writable
 from ..printing import echo_json
 from .bench_learning import check_apart, learning_state, measure_learning, print_learning
 from .bench_output import document_of, print_table, tell_differences, write_plot
@@ -136,6 +137,7 @@ def command(
         require_matplotlib()
         if not plot.absolute().parent.is_dir():
             raise ConfigError(f"the folder of --plot {plot} does not exist: make it first")
+        require_writable(plot)
     config = DecodeConfig(
         max_new_tokens=max_new_tokens,
         sampling=SamplingConfig(temperature=temperature, **sampling),

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from ..errors import DamagedModelError, StoreError
+from ..extras import install_hint
 from .contents import StoredFile, check_hub_hash, record_folder
 
 # What a checkpoint needs: no other weight formats, no code, no folders of other exports.
@@ -27,7 +28,7 @@ def download_from_hub(hub_id: str, partial: Path) -> dict[str, StoredFile]:
     except ImportError as error:
         raise StoreError(
             f"{hub_id} is on the model hub, which needs the package huggingface-hub: "
-            "pip install 'omnidraft-npu[export]'"
+            f"{install_hint('export')}"
         ) from error
     lost_connection: tuple[type[Exception], ...] = (
         errors.LocalEntryNotFoundError,
@@ -37,6 +38,10 @@ def download_from_hub(hub_id: str, partial: Path) -> dict[str, StoredFile]:
         snapshot_download(
             hub_id, local_dir=partial, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
         )
+    except errors.HFValidationError as error:
+        raise StoreError(
+            f"{hub_id} is no name that the hub can have: give organisation/model as on its page"
+        ) from error
     except errors.GatedRepoError as error:
         raise StoreError(
             f"{hub_id} must be asked for: accept its terms on its page on the hub, log in with "

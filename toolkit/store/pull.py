@@ -73,7 +73,7 @@ def pull(
     if model is not None and model.terms_url is not None and not accepts_terms:
         raise StoreError(
             f"{model.name} is under the {model.licence} ({model.terms_url}): read them, then run "
-            f"omnidraft-npu pull {model.name} --accept-terms, or add --accept-terms to this command"
+            "this command again with --accept-terms"
         )
     try:
         models_folder().mkdir(parents=True, exist_ok=True)
