@@ -81,8 +81,10 @@ def _read_manifest(root: Path) -> Manifest:
     path = root / MANIFEST
     if not path.is_file():
         what = "holds no manifest.json" if root.is_dir() else "is not a directory"
+        is_model = (root / "config.json").is_file() or (root.is_file() and root.suffix == ".gguf")
+        hint = ", or give this model as --target and no bundle" if is_model else ""
         raise BundleError(
-            f"{root} {what}, so it is not a bundle: make one with `omnidraft-npu export`"
+            f"{root} {what}, so it is not a bundle: make one with `omnidraft-npu export`{hint}"
         )
     return Manifest.from_json(read_document(path, dict[str, Any]))
 

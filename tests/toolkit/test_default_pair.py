@@ -1,6 +1,7 @@
 """The bundle that `run` makes where none is named."""
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -13,8 +14,9 @@ from tiny_bundle import CONTEXT, write_bundle
 
 from omnidraft_npu.bundle import open_bundle
 from omnidraft_npu.commands import default_pair
-from omnidraft_npu.errors import CheckpointError, StoreError
+from omnidraft_npu.errors import CheckpointError, ConfigError, StoreError
 from omnidraft_npu.files import sha256_of
+from omnidraft_npu.store.local import hub_path
 
 
 def test_a_missing_package_is_told_before_anything_is_fetched(tmp_path, monkeypatch):
@@ -192,3 +194,110 @@ def test_a_default_bundle_named_by_an_earlier_rule_is_kept_but_not_used(
     assert made == ["smollm2-135m"] * 2
     assert older.is_dir()
     assert f"{older} was made with another drafter or version" in capsys.readouterr().err
+
+
+def write_model(folder):
+    """A folder that looks like a model from outside."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(64))
+    return folder
+
+
+def bundle_of(target):
+    return default_pair.default_bundle(str(target), accept_terms=False)
+
+
+def test_a_model_that_is_named_by_its_path_is_exported_once(made, drafter, tmp_path, monkeypatch):
+    """However the path is written; another folder of the same name is another model."""
+    model = write_model(tmp_path / "one" / "model")
+    first = bundle_of(model)
+    monkeypatch.chdir(tmp_path / "one")
+    assert bundle_of("model") == bundle_of("./model") == bundle_of("../one/model") == first
+    assert made == [str(model)]
+    other = bundle_of(write_model(tmp_path / "two" / "model"))
+    assert other != first
+    assert other.name.startswith("model-")
+    drafter.write_bytes(b"two")
+    assert bundle_of(model) not in (first, other)
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("change", ["size", "time", "document", "new file"])
+def test_a_model_that_has_changed_is_exported_again(made, drafter, tmp_path, capsys, change):
+    model = write_model(tmp_path / "model")
+    bundle = bundle_of(model)
+    assert capsys.readouterr().err == ""
+    weights = model / "model.safetensors"
+    if change == "size":
+        weights.write_bytes(bytes(65))
+    elif change == "time":
+        os.utime(weights, ns=(0, 0))
+    elif change == "document":
+        (model / "config.json").write_text("[]")
+    else:
+        (model / "tokenizer.json").write_text("{}")
+    assert bundle_of(model) == bundle_of(model) == bundle
+    assert made == [str(model)] * 2
+    assert capsys.readouterr().err.count(f"{model} has changed; exporting it again") == 1
+
+
+def test_a_gguf_file_and_a_pulled_model_are_taken_as_well(made, drafter, tmp_path):
+    gguf = tmp_path / "some.model.gguf"
+    gguf.write_bytes(b"GGUF")
+    assert bundle_of(gguf).name.startswith("some.model-")
+    pulled = write_model(hub_path("maker/model"))
+    bundle_of("maker/model")
+    assert made == [str(gguf), str(pulled)]
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "words"),
+    [
+        ("./nothing", StoreError, "nothing does not exist: check the path"),
+        ("nothing.gguf", StoreError, "nothing.gguf does not exist: check the path"),
+        ("maker/model", StoreError, "get it with omnidraft-npu pull maker/model"),
+        ("nobody", ConfigError, "there is no default pair for target 'nobody'"),
+        ("bundle", ConfigError, "is a bundle, not a model: give it as --bundle"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_one_line(
+    made, drafter, tmp_path, monkeypatch, target, error, words
+):
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "manifest.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words):
+        bundle_of(target)
+    assert not made
+
+
+def test_a_changed_model_that_cannot_be_exported_is_an_error(made, drafter, tmp_path, monkeypatch):
+    """What was exported before is another model."""
+    model = write_model(tmp_path / "model")
+    bundle_of(model)
+    (model / "config.json").write_text("broken")
+    monkeypatch.setattr(default_pair, "_make", fail)
+    with pytest.raises(StoreError, match="no network"):
+        bundle_of(model)
+
+
+def fail(*_):
+    raise StoreError("no network")
+
+
+@pytest.mark.parametrize("kind", ["learns otherwise", "another drafter"])
+def test_a_default_bundle_that_cannot_be_made_again_answers_as_it_is(
+    made, drafter, monkeypatch, capsys, kind
+):
+    before = default_pair.default_bundle(None, accept_terms=False)
+    if kind == "another drafter":
+        drafter.write_bytes(b"two")
+    else:
+        edit_drafter(before, lora_rank=8)
+    monkeypatch.setattr(default_pair, "_make", fail)
+    assert default_pair.default_bundle(None, accept_terms=False) == before
+    assert f"cannot be made now (no network): {before} is used" in capsys.readouterr().err
+    (before / "manifest.json").write_text("{")
+    with pytest.raises(StoreError, match="no network"):
+        default_pair.default_bundle(None, accept_terms=False)

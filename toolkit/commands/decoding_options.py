@@ -25,11 +25,12 @@ def bundle_options(command: Command) -> Command:
                 "-b",
                 "--bundle",
                 type=click.Path(path_type=Path),
-                help="What `export` made; without it a default pair is fetched and exported once.",
+                help="What `export` made; without it the target is exported once into the store.",
             ),
             click.option(
                 "--target",
-                help="Which target of the bundle [default: its first], or of the default pairs.",
+                help="Which target of the bundle [default: its first]. Without --bundle: a default "
+                "model, a Hugging Face folder, a GGUF file, or the name of a pulled model.",
             ),
             click.option(
                 "--accept-terms",

@@ -1,28 +1,54 @@
 """The bundle that a command makes and uses when none is named."""
 
+import contextlib
 import hashlib
+import os
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..bundle import Bundle, open_bundle
+from ..bundle import MANIFEST, Bundle, open_bundle
+from ..documents import read_document
 from ..drafters import DEFAULT_DRAFTER, packaged_drafter
-from ..errors import BundleError, ConfigError, StoreError
-from ..files import sha256_of
+from ..errors import BundleError, CheckpointError, ConfigError, ExportError, StoreError
+from ..files import sha256_of, write_json
 from ..locks import exclusive
 from ..lora import DEFAULT_RANK
 from ..printing import echo
 from ..replacement import restore
 from ..store.builtin_models import find_builtin
-from ..store.local import store_folder
+from ..store.local import is_hub_id, resolve_model, store_folder
 from .pull import fetch_model
 
 # The first is the default one; the drafter is the same for all.
 DEFAULT_TARGETS = ("smollm2-135m", "gemma3-270m")
 
+_HEADER_BYTES = 2**20
+"""Read of each file of a model to see whether it has changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """A bundle of the local store, and the model that it is made for."""
+
+    bundle: Path
+    target: str
+    """A default model's name, or a path."""
+    older: str
+    """Pattern of the names of bundles that were made for it with other drafters."""
+    fingerprint: str | None = None
+    """Of the model's files; None for a default model, which does not change."""
+
+    @property
+    def source_file(self) -> Path:
+        """Holds the fingerprint that the bundle was made for."""
+        return self.bundle.with_name(f"{self.bundle.name}.source.json")
+
 
 def choose_bundle(
     bundle: Path | None, target: str | None, *, accept_terms: bool
 ) -> tuple[Path, str | None]:
-    """The bundle that was named, and the target in it; or a default bundle and its only one.
+    """The bundle that was named, and the target in it; or one of the store and its only target.
 
     Raises:
         ConfigError, CheckpointError, StoreError, ExportError: as `default_bundle`.
@@ -33,39 +59,111 @@ def choose_bundle(
 
 
 def default_bundle(target: str | None, *, accept_terms: bool) -> Path:
-    """The default bundle of a target: found in the local store, or fetched and exported once.
+    """The bundle of a target in the local store: found there, or exported once.
+
+    Args:
+        target: A default model, which is fetched if need be; a Hugging Face folder or GGUF file,
+            which is exported again when it changes; or the name of a model that was pulled.
+        accept_terms: Accept the terms of a default model's licence.
 
     Raises:
-        ConfigError: there is no default pair for `target`.
-        CheckpointError: the package that reads the models is not installed.
+        ConfigError: there is no default pair for `target`, and no such model.
+        CheckpointError: the model cannot be read, or the package that reads it is missing.
         StoreError, ExportError: a model cannot be fetched or exported.
     """
-    target = target or DEFAULT_TARGETS[0]
-    builtin = find_builtin(target)
-    target = builtin.name if builtin is not None else target
-    if target not in DEFAULT_TARGETS:
-        raise ConfigError(
-            f"there is no default pair for target {target!r}, there is one for "
-            f"{' and '.join(DEFAULT_TARGETS)}: use one of these, or --bundle"
-        )
-    bundle = store_folder() / "bundles" / f"{target}-{_drafter_version()}-r{DEFAULT_RANK}"
-    if _reason_to_make(bundle) is None:
-        return bundle
+    wanted = _wanted(target)
+    if _reason_to_make(wanted) is None:
+        return wanted.bundle
     try:
-        bundle.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(bundle.with_name(f".{target}.making"), _say_busy):
+        wanted.bundle.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(wanted.bundle.with_name(f".{wanted.bundle.name}.making"), _say_busy):
             # Asked again: another process may have made it meanwhile.
-            if (reason := _reason_to_make(bundle)) is not None:
-                if reason:
-                    echo(reason, err=True)
-                _make(bundle, target, accept_terms)
-                _name_older(bundle, target)
+            if (reason := _reason_to_make(wanted)) is not None:
+                return _made(wanted, reason, accept_terms)
     except OSError as error:
         raise StoreError(
             f"the local store {store_folder()} cannot be written ({error.strerror or error}): "
             "free some space or set OMNIDRAFT_HOME to another folder"
         ) from error
-    return bundle
+    return wanted.bundle
+
+
+def _wanted(target: str | None) -> _Wanted:
+    folder, version = store_folder() / "bundles", f"{_drafter_version()}-r{DEFAULT_RANK}"
+    name = target if target is not None else DEFAULT_TARGETS[0]
+    builtin = find_builtin(name)
+    is_path = target is not None and Path(target).expanduser().exists()
+    if not is_path and builtin is not None and builtin.name in DEFAULT_TARGETS:
+        name = builtin.name
+        return _Wanted(bundle=folder / f"{name}-{version}", target=name, older=f"{name}*/")
+    path = _model_path(name).resolve()
+    if (path / MANIFEST).exists():
+        raise ConfigError(f"{path} is a bundle, not a model: give it as --bundle")
+    stem = path.name.removesuffix(".gguf")
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:64] or "model"
+    own = f"{plain}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
+    return _Wanted(
+        bundle=folder / "own" / f"{own}-{version}",
+        target=str(path),
+        older=f"{own}-*/",
+        fingerprint=_fingerprint(path),
+    )
+
+
+def _model_path(name: str) -> Path:
+    try:
+        return resolve_model(name)
+    except StoreError as error:
+        is_path = Path(name).name != name or name.endswith(".gguf") or name.startswith((".", "~"))
+        if is_path or is_hub_id(name) or find_builtin(name) is not None:
+            raise
+        raise ConfigError(
+            f"there is no default pair for target {name!r}, there is one for "
+            f"{' and '.join(DEFAULT_TARGETS)}: use one of these, the path of a Hugging Face "
+            "folder or a GGUF file, or --bundle"
+        ) from error
+
+
+def _fingerprint(path: Path) -> str:
+    """Of names, sizes, times and beginnings of a model's files: enough to see that it changed."""
+    digest = hashlib.sha256()
+    if path.is_dir() and not (path / "config.json").exists():
+        return digest.hexdigest()  # No model, which the export reports.
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if file.is_file():
+            found = file.stat()
+            digest.update(f"{file.name} {found.st_size} {found.st_mtime_ns}\n".encode())
+            with file.open("rb") as opened:
+                digest.update(opened.read(_HEADER_BYTES))
+    return digest.hexdigest()
+
+
+def _made(wanted: _Wanted, reason: str, accept_terms: bool) -> Path:
+    """The bundle, now made; or one that is there already, where a default one cannot be."""
+    if reason:
+        echo(reason, err=True)
+    try:
+        _make(wanted.bundle, wanted.target, accept_terms)
+    except (StoreError, ExportError, CheckpointError) as error:
+        usable = None if wanted.fingerprint is not None else _usable(wanted)
+        if usable is None:
+            raise
+        echo(f"the default bundle cannot be made now ({error}): {usable} is used", err=True)
+        return usable
+    if wanted.fingerprint is not None:
+        write_json(wanted.source_file, {"fingerprint": wanted.fingerprint})
+    _name_older(wanted)
+    return wanted.bundle
+
+
+def _usable(wanted: _Wanted) -> Path | None:
+    """A whole bundle that an earlier version made for the same target; None for none."""
+    others = sorted(_older(wanted), key=lambda path: path.stat().st_mtime, reverse=True)
+    for bundle in (wanted.bundle, *others):
+        with contextlib.suppress(BundleError):
+            open_bundle(bundle)
+            return bundle
+    return None
 
 
 def _drafter_version() -> str:
@@ -81,11 +179,14 @@ def _drafter_version() -> str:
     return hashlib.sha256(hashes.encode()).hexdigest()[:12]
 
 
-def _reason_to_make(bundle: Path) -> str | None:
-    """Why a bundle is to be made, or made again; empty where there is none, None for no reason."""
+def _reason_to_make(wanted: _Wanted) -> str | None:
+    """Reason to make the bundle: "" if it is missing, None if it is up to date."""
+    bundle = wanted.bundle
     restore(bundle)
     if not bundle.exists():
         return ""
+    if wanted.fingerprint is not None and _made_for(wanted) != wanted.fingerprint:
+        return f"{wanted.target} has changed; exporting it again (what was learned stays)"
     try:
         opened = open_bundle(bundle)
     except BundleError as error:
@@ -109,26 +210,41 @@ def _learns_as_now(bundle: Bundle) -> bool:
     return has_loss(bundle.path(made.path), LearnerConfig().loss)
 
 
-def _name_older(bundle: Path, target: str) -> None:
+def _made_for(wanted: _Wanted) -> str | None:
+    """Fingerprint of the model that the bundle was made from; None where it is not known."""
+    with contextlib.suppress(BundleError):
+        return read_document(wanted.source_file, dict[str, str]).get("fingerprint")
+    return None
+
+
+def _older(wanted: _Wanted) -> list[Path]:
+    """Bundles for the same target that were made with other drafters."""
+    found = wanted.bundle.parent.glob(wanted.older)
+    # An export in progress and what it replaces end like this.
+    others = (path for path in found if path.suffix not in (".partial", ".replaced"))
+    return sorted(path for path in others if path.name != wanted.bundle.name)
+
+
+def _name_older(wanted: _Wanted) -> None:
     """Name what was made for other drafters: it is used no more, but may have learned something."""
-    for older in sorted(bundle.parent.glob(f"{target}*/")):
-        if older.name != bundle.name:
-            echo(
-                f"{older} was made with another drafter or version and is used no more: "
-                "delete it to free its space, or go on with it by --bundle",
-                err=True,
-            )
+    for older in _older(wanted):
+        echo(
+            f"{older} was made with another drafter or version and is used no more: "
+            "delete it to free its space, or go on with it by --bundle",
+            err=True,
+        )
 
 
 def _say_busy() -> None:
-    echo("another process is making the default bundle: waiting for it", err=True)
+    echo("another process is exporting this model: waiting for it", err=True)
 
 
 def _make(bundle: Path, target: str, accept_terms: bool) -> None:
-    from omnidraft_npu.quantize.checkpoints.gguf_package import require_gguf
+    if target in DEFAULT_TARGETS:
+        from omnidraft_npu.quantize.checkpoints.gguf_package import require_gguf
 
-    require_gguf()
-    fetch_model(target, accept_terms=accept_terms)
+        require_gguf()
+        fetch_model(target, accept_terms=accept_terms)
 
     from omnidraft_npu.quantize.export import ExportRequest, export_bundle
     from omnidraft_npu.quantize.model_request import model_request

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from ..drafters import DEFAULT_DRAFTER
 from ..precision import Precision
 from ..printing import echo, echo_json
 from ..replacement import partial_path
@@ -20,7 +21,12 @@ _PRECISIONS = get_args(Precision)
 
 
 @click.command(name="export")
-@click.option("--drafter", required=True, help="Small model that proposes: name, hub id or path.")
+@click.option(
+    "--drafter",
+    default=DEFAULT_DRAFTER,
+    show_default=True,
+    help="Small model that proposes: name, hub id or path; the default one ships with the package.",
+)
 @click.option(
     "--target",
     "targets",
@@ -96,7 +102,7 @@ def command(
 
     \b
     Examples:
-      omnidraft-npu export --drafter smollm2-135m --target gemma3-270m -o bundle
+      omnidraft-npu export --target gemma3-270m -o bundle
       omnidraft-npu export --drafter ./llama-68m --target ./vicuna-7b --precision int4 -o bundle
       omnidraft-npu export --drafter smollm2-135m --target gemma3-270m --soc x-elite -o bundle
     """
