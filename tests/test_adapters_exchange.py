@@ -1,5 +1,6 @@
 """`omnidraft-npu adapters export` and `import`, on a tiny bundle that has learned something."""
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -210,3 +211,30 @@ def test_the_drafter_is_not_written_where_it_is_of_no_use_or_harm(bundle, tmp_pa
     refused = run("export", bundle, tmp_path / "x", "--with-drafter", tmp_path / "x", "--force")
     assert_one_line(refused, 2, "give --with-drafter another")
     assert not any((tmp_path / name).exists() for name in ("x.onnx_adapter", "drafter", "x"))
+
+
+def test_every_command_that_changes_something_reports_it_as_json(bundle, tmp_path):
+    def document(*arguments):
+        result = run(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        assert result.stderr == ""
+        found = json.loads(result.stdout)
+        assert found.pop("schema_version") == 1
+        return found
+
+    learn(bundle)
+    path = tmp_path / "x.onnx_adapter"
+    written = {"target": "other", "version": 3, "path": str(path), "drafter": None}
+    assert document("export", bundle, path) == written
+    assert document("import", bundle, path) == {
+        "target": "other",
+        "current": 4,
+        "base_model": None,
+        "num_new_tensors": 0,
+        "has_head": True,
+    }
+    assert document("rollback", bundle) == {"target": "other", "current": 3, "before": 4}
+    assert document("rollback", bundle, "0") == {"target": "other", "current": 0, "before": 3}
+    erased = document("forget", bundle, "--yes")
+    assert erased.pop("bytes") > 0
+    assert erased == {"targets": ["other"], "adapters": 4, "examples": 1, "caches": 0}

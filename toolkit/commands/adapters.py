@@ -120,6 +120,7 @@ def show(bundle: Path, version: int | None, target: str | None, as_json: bool) -
     help="Also write the drafter that ships, as transformers loads it.",
 )
 @click.option("--force", is_flag=True, help="Replace what is there.")
+@_json
 def export(
     bundle: Path,
     output: Path,
@@ -128,6 +129,7 @@ def export(
     base_model: str | None,
     with_drafter: Path | None,
     force: bool,
+    as_json: bool,
 ) -> None:
     """Write an adapter of BUNDLE to OUTPUT: a folder for PEFT, or an `.onnx_adapter` file.
 
@@ -159,6 +161,17 @@ def export(
         base_model = base_model or str(with_drafter.resolve())
     with _writing(output):
         export_adapter(output, tensors, opened.bundle, opened.store.key, base_model=base_model)
+    if as_json:
+        drafter = None if with_drafter is None else str(with_drafter)
+        print_json(
+            {
+                "target": opened.target.name,
+                "version": number,
+                "path": str(output),
+                "drafter": drafter,
+            }
+        )
+        return
     echo(f"wrote {output}: version {number} for {opened.target.name}", err=True)
 
 
@@ -166,7 +179,8 @@ def export(
 @_bundle
 @click.argument("source", type=click.Path(path_type=Path))
 @_target
-def import_(bundle: Path, source: Path, target: str | None) -> None:
+@_json
+def import_(bundle: Path, source: Path, target: str | None, as_json: bool) -> None:
     """Add SOURCE to BUNDLE as a new version, and use it: a PEFT folder or `.onnx_adapter` file.
 
     \b
@@ -186,6 +200,11 @@ def import_(bundle: Path, source: Path, target: str | None) -> None:
             opened.store.use(record.version)
         except OSError as error:
             raise opened.unwritable(error) from error
+    if as_json:
+        facts = {"current": record.version, "base_model": found.base_model or None}
+        facts |= {"num_new_tensors": found.num_new, "has_head": found.has_head}
+        print_json({"target": opened.target.name, **facts})
+        return
     echo(f"version {record.version} is in use for {opened.target.name}", err=True)
     if found.base_model:
         echo(
@@ -203,7 +222,8 @@ def import_(bundle: Path, source: Path, target: str | None) -> None:
 @_bundle
 @_version
 @_target
-def rollback(bundle: Path, version: int | None, target: str | None) -> None:
+@_json
+def rollback(bundle: Path, version: int | None, target: str | None, as_json: bool) -> None:
     """Use an older adapter of BUNDLE: VERSION, or the one that the present goes on from.
 
     0 is the drafter without any. Newer versions stay, and can be gone back to.
@@ -223,6 +243,9 @@ def rollback(bundle: Path, version: int | None, target: str | None) -> None:
             opened.store.use(version)
         except OSError as error:
             raise opened.unwritable(error) from error
+    if as_json:
+        print_json({"target": opened.target.name, "current": version, "before": before})
+        return
     now = f"version {version}" if version else "no adapter"
     then = f"version {before}" if before else "none"
     echo(f"{now} is in use for {opened.target.name}, before it was {then}", err=True)
@@ -232,7 +255,8 @@ def rollback(bundle: Path, version: int | None, target: str | None) -> None:
 @_bundle
 @click.option("--target", help="Which target of the bundle [default: all].")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def forget(bundle: Path, target: str | None, yes: bool) -> None:
+@_json
+def forget(bundle: Path, target: str | None, yes: bool, as_json: bool) -> None:
     """Erase all that BUNDLE has learned: adapters, training examples and n-gram caches.
 
     With --target, only what was learned for that target. Files of others in `state/` stay.
@@ -252,6 +276,10 @@ def forget(bundle: Path, target: str | None, yes: bool) -> None:
     if not yes and found.files:
         _ask(f"Erase {found}, {found.num_bytes:,} bytes?")
     erased, num_bytes = erase_learned(bundle, names)
+    if as_json:
+        counts = {name: len(getattr(erased, name)) for name in ("adapters", "examples", "caches")}
+        print_json({"targets": list(erased.target_names), **counts, "bytes": num_bytes})
+        return
     echo(f"erased {erased}, {num_bytes:,} bytes", err=True)
 
 

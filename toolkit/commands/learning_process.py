@@ -74,7 +74,7 @@ def command(bundle: Path, target: str, threads: int | None, devices: "DeviceConf
     from omnidraft_npu.runtime.learner_config import LearnerConfig
     from omnidraft_npu.runtime.learner_lesson import Lesson
     from omnidraft_npu.runtime.learner_opening import open_learner_alone
-    from omnidraft_npu.runtime.learner_report import LearnerReport
+    from omnidraft_npu.runtime.learner_report import LearnerReport, report_path
 
     if sys.platform != "win32":
         os.nice(19)
@@ -83,9 +83,13 @@ def command(bundle: Path, target: str, threads: int | None, devices: "DeviceConf
     report = LearnerReport.begin()
     logging.getLogger("omnidraft_npu").addHandler(_Noted(report))
 
+    def write() -> None:
+        if report_path(opened, entry).exists():  # What was forgotten does not come back.
+            report.write(opened, entry)
+
     def add(lesson: Lesson) -> None:
         report.lessons.append(str(lesson))
-        report.write(opened, entry)
+        write()
 
     try:
         with open_learner_alone(
@@ -101,7 +105,7 @@ def command(bundle: Path, target: str, threads: int | None, devices: "DeviceConf
                 report.end(error)
                 raise
             finally:
-                report.write(opened, entry)
+                write()
             if not has_ended:
                 os._exit(1)
     except StateError:
