@@ -21,6 +21,7 @@ def replay_of(bundle: Bundle, target: ModelEntry) -> ReplayBuffer:
     return ReplayBuffer(
         folder=replay_path(bundle.state_root, target.name),
         pair=f"{bundle.manifest.drafter.tokenizer_sha256}-{target.tokenizer_sha256}",
+        num_pieces=bundle.manifest.drafter.vocab_size,
     )
 
 

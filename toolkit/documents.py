@@ -220,20 +220,22 @@ def _unknown_keys(document: Any, known: Any, where: str) -> Iterator[tuple[str, 
 
 def _is_deep(document: Any) -> bool:
     """Looks level by level, without recursion: what comes later may recurse."""
-    level = [document]
+    level = [document] if isinstance(document, _CONTAINERS) else []
     for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for node in level
-            if isinstance(node, dict | list | tuple)
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list | tuple)
-        ]
-        if not level:
+        inner: list[Any] = []
+        for node in level:
+            children = node.values() if isinstance(node, dict) else node
+            # Mostly all are plain, which is seen at once.
+            if not _CONTAINER_TYPES.isdisjoint(map(type, children)):
+                inner += [child for child in children if isinstance(child, _CONTAINERS)]
+        if not inner:
             return False
+        level = inner
     return True
 
 
+_CONTAINERS = (dict, list, tuple)
+_CONTAINER_TYPES = frozenset(_CONTAINERS)
 _TOO_DEEP = f"is nested over {MAX_DEPTH} levels deep"
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2})"

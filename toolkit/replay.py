@@ -90,6 +90,8 @@ class ReplayBuffer:
     pair: str
     """Content hashes of drafter and target; examples of others are passed over."""
     max_bytes: int = DEFAULT_MAX_BYTES
+    num_pieces: int | None = None
+    """Pieces of the drafter; an example with others is damaged. None where that is not known."""
 
     def append(self, example: Example) -> None:
         """Keep an example; the oldest go where all would take more than `max_bytes`.
@@ -227,7 +229,7 @@ class ReplayBuffer:
         ids, probs = (tensors.pop(name) for name in _LAWS)
         laws = PieceLaws(ids=ids, probs=probs.astype(np.float32))
         example = Example(laws=laws, **tensors)
-        if not _fits(example):
+        if not _fits(example, self.num_pieces):
             raise BundleError(f"{path} holds arrays that do not fit together: delete it")
         return example
 
@@ -241,7 +243,7 @@ def _digest(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def _fits(example: Example) -> bool:
+def _fits(example: Example, num_pieces: int | None) -> bool:
     pieces, ids, probs = example.pieces, example.laws.ids, example.laws.probs
     others = (example.tokens, example.is_drafted, example.is_direct)
     return (
@@ -250,6 +252,7 @@ def _fits(example: Example) -> bool:
         and ids.shape[1] > 0
         and all(other.shape == (len(ids),) for other in others)
         and min(pieces.min(), ids.min()) >= 0
+        and (num_pieces is None or max(pieces.max(), ids.max()) < num_pieces)
         and bool(np.isfinite(probs).all())
         and float(probs.min()) >= 0
         and bool((np.diff(example.tokens, prepend=0) >= 0).all())

@@ -84,7 +84,7 @@ def _fits(entries: NgramEntries) -> bool:
         and len(entries.uses) == len(entries) == len(np.unique(entries.token_ids))
         and entries.offsets[0] == 0
         and entries.offsets[-1] == len(entries.pieces)
-        and bool((np.diff(entries.offsets) >= 2).all())
+        and bool((np.diff(entries.offsets.astype(np.int64)) >= 2).all())
         and min(entries.uses.min(initial=1) - 1, entries.token_ids.min(initial=0)) >= 0
         and entries.pieces.min(initial=0) >= 0
     )

@@ -243,7 +243,7 @@ class SpellingTrie:
             and np.array_equal(children, np.where(is_first, parents + 1, before))
             and np.array_equal(ends[children[lasts]], ends[inner])
             and np.array_equal(ends[counts == 0], np.flatnonzero(counts == 0) + 1)
-            and (is_first[1:] | (np.diff(self.child_pieces) > 0)).all()
+            and (is_first[1:] | (self.child_pieces[1:] > self.child_pieces[:-1])).all()
             and self.child_pieces.min(initial=0) >= 0
         )
 
@@ -264,7 +264,8 @@ class SpellingTrie:
 
 def _are_offsets(offsets: Ids, total: int) -> bool:
     """Whether these are rising, from 0 to `total`."""
-    return bool(offsets[0] == 0 and offsets[-1] == total and (np.diff(offsets) >= 0).all())
+    # Not by differences, which may overflow.
+    return bool(offsets[0] == 0 and offsets[-1] == total and (offsets[1:] >= offsets[:-1]).all())
 
 
 def _starts(groups: npt.NDArray[np.int64], num_groups: int) -> Ids:

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
+from ..documents import convert_document, shown_value
 from ..errors import TokenizerError
 
 SPACE_MARK = "▁"
+VocabularyId = Annotated[int, Meta(ge=0, lt=2**22)]
+"""Sixteen times the ids of the largest vocabularies; arrays of this many are still small."""
 _UNUSED = re.compile(r"<\|?(?:unused|reserved)[\w-]*\|?>")
 _PAD = re.compile(r"[<\[]\|?(?:pad|padding|finetune_right_pad_id|pad_token)\|?[>\]]", re.IGNORECASE)
 _END_OF_TURN = re.compile(r"(?:im_end|end_of_turn|turn_end|end_of_message|eot|eom|\|end\|)")
@@ -80,10 +84,12 @@ class Vocabulary:
             TokenizerError: another kind of tokenizer, or a token that has no bytes.
         """
         kind = kind_of(document)
-        contents: dict[int, str] = {i: token for token, i in document["model"]["vocab"].items()}
-        added = {entry["id"]: entry for entry in document.get("added_tokens") or ()}
+        model = _converted(_only(document["model"], _Model), _Model)
+        tokens = _converted(document.get("added_tokens") or (), tuple[_AddedToken, ...])
+        contents: dict[int, str] = {i: token for token, i in model.vocab.items()}
+        added = {entry.id: entry for entry in tokens}
         only_added = added.keys() - contents.keys()
-        contents |= {i: entry["content"] for i, entry in added.items()}
+        contents |= {i: entry.content for i, entry in added.items()}
         if size is None:
             size = max(contents, default=-1) + 1
 
@@ -93,8 +99,8 @@ class Vocabulary:
         for i, entry in added.items():
             if i < size:
                 roles[i] = _added_role(entry)
-        unknown = document["model"].get("unk_token")
-        for i in {document["model"]["vocab"].get(unknown), *added} if unknown else ():
+        unknown = model.unk_token
+        for i in {model.vocab.get(unknown), *added} if unknown else ():
             if i is not None and i < size and contents[i] == unknown:
                 roles[i] = Role.UNK
         if bos_token_id is not None and bos_token_id < size:
@@ -111,9 +117,9 @@ class Vocabulary:
                 pieces[i] = contents[i].encode() if i in only_added else alphabet_bytes(contents[i])
             else:
                 pieces[i] = contents[i].replace(SPACE_MARK, " ").encode()
-        if document["model"].get("byte_fallback"):
+        if model.byte_fallback:
             for byte in range(256):
-                i = document["model"]["vocab"].get(f"<0x{byte:02X}>", size)
+                i = model.vocab.get(f"<0x{byte:02X}>", size)
                 if i < size:
                     pieces[i], is_fallback[i] = bytes([byte]), True
         offsets = np.zeros(size + 1, np.int64)
@@ -189,44 +195,92 @@ def kind_of(document: Mapping[str, Any]) -> str:
     Raises:
         TokenizerError: any other kind.
     """
-    model = document.get("model") or {}
+    model = _converted(_only(document.get("model") or {}, _Kind), _Kind)
     supported = "supported are byte-level BPE and BPE with '▁' for a space"
-    if model.get("type") != "BPE":
-        raise TokenizerError(f"tokenizer model {model.get('type')!r} is not supported: {supported}")
+    if model.type != "BPE":
+        shown = shown_value(model.type)
+        raise TokenizerError(f"tokenizer model {shown} is not supported: {supported}")
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(name):
-            raise TokenizerError(f"BPE with {name} {model[name]!r} is not supported: {supported}")
-    for step in ("pre_tokenizer", "decoder"):
-        if any(node.get("type") == "ByteLevel" for node in _nodes(document.get(step))):
+        if value := getattr(model, name):
+            shown = shown_value(value)
+            raise TokenizerError(f"BPE with {name} {shown} is not supported: {supported}")
+    steps = {
+        name: _nodes(_converted(document.get(name), _Step | None))
+        for name in ("normalizer", "pre_tokenizer", "decoder")
+    }
+    for name in ("pre_tokenizer", "decoder"):
+        if any(node.type == "ByteLevel" for node in steps[name]):
             return "byte_level"
-    for step in ("normalizer", "pre_tokenizer", "decoder"):
-        if any(_marks_spaces(node) for node in _nodes(document.get(step))):
-            return "space_mark"
+    if any(_marks_spaces(node) for nodes in steps.values() for node in nodes):
+        return "space_mark"
     raise TokenizerError(f"BPE without a byte alphabet or a mark for spaces: {supported}")
 
 
-def _nodes(step: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+class _AddedToken(Struct, frozen=True):
+    id: VocabularyId
+    content: str
+    special: bool = False
+
+
+class _Model(Struct, frozen=True):
+    vocab: dict[str, VocabularyId]
+    unk_token: str | None = None
+    byte_fallback: bool | None = None
+
+
+class _Kind(Struct, frozen=True):
+    type: str | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+
+
+class _Step(Struct, frozen=True):
+    type: str | None = None
+    normalizers: tuple["_Step", ...] | None = None
+    pretokenizers: tuple["_Step", ...] | None = None
+    decoders: tuple["_Step", ...] | None = None
+    pattern: dict[str, Any] | None = None
+    content: str | None = None
+
+
+def _only(part: Any, kind: type[Struct]) -> Any:
+    """The keys of an object that its type has: half a million merges need not be looked through."""
+    if not isinstance(part, Mapping):
+        return part
+    return {name: part[name] for name in kind.__struct_fields__ if name in part}
+
+
+def _converted(part: Any, kind: Any) -> Any:
+    """A part of `tokenizer.json` in checked types.
+
+    Raises:
+        TokenizerError: it is of another form.
+    """
+    advice = "get the tokenizer's files again"
+    return convert_document(part, kind, "tokenizer.json", error=TokenizerError, advice=advice)
+
+
+def _nodes(step: _Step | None) -> list[_Step]:
     """A pipeline step with the parts of nested sequences."""
     if step is None:
         return []
-    parts = step.get("normalizers") or step.get("pretokenizers") or step.get("decoders") or ()
+    parts = step.normalizers or step.pretokenizers or step.decoders or ()
     return [step, *(node for part in parts for node in _nodes(part))]
 
 
-def _marks_spaces(node: Mapping[str, Any]) -> bool:
-    if node.get("type") == "Metaspace":
+def _marks_spaces(node: _Step) -> bool:
+    if node.type == "Metaspace":
         return True
-    pattern = (node.get("pattern") or {}).get("String")
-    return node.get("type") == "Replace" and SPACE_MARK in (pattern, node.get("content"))
+    pattern = (node.pattern or {}).get("String")
+    return node.type == "Replace" and SPACE_MARK in (pattern, node.content)
 
 
-def _added_role(entry: Mapping[str, Any]) -> Role:
-    content = entry["content"]
-    if _UNUSED.fullmatch(content):
+def _added_role(entry: _AddedToken) -> Role:
+    if _UNUSED.fullmatch(entry.content):
         return Role.UNUSED
-    if not entry.get("special"):
+    if not entry.special:
         return Role.TEXT
-    return Role.PAD if _PAD.fullmatch(content) else Role.OTHER
+    return Role.PAD if _PAD.fullmatch(entry.content) else Role.OTHER
 
 
 def _byte_alphabet() -> dict[int, int]:
