@@ -11,6 +11,7 @@ and a ratio above 1 says that this project's is faster.
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -62,6 +63,16 @@ def write_hugging_face(checkpoint, folder):
         (folder / name).write_text(text, encoding="utf-8")
 
 
+def run_quietly(command, environment):
+    """Run a command; its output is shown only where it fails, which ends this program."""
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode != 0:
+        print(done.stdout, file=sys.stderr)
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: its output is above")
+
+
 def build(model, work, precision, genai_python):
     """Both graphs, made once below `work`."""
     from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
@@ -72,11 +83,15 @@ def build(model, work, precision, genai_python):
     here, source, genai = (work / f"{name}-{precision}" for name in ("here", "source", "genai"))
     build_cpu_decoder(checkpoint.config, checkpoint.tensor, here, options)
     if not genai.exists():
+        partial = work / f"genai-{precision}.partial"
+        for folder in (source, partial):  # of a run that failed or was killed
+            shutil.rmtree(folder, ignore_errors=True)
         write_hugging_face(checkpoint, source)
         command = [genai_python, "-m", "onnxruntime_genai.models.builder", "-i", str(source)]
-        command += ["-o", str(genai), "-p", precision, "-e", "cpu", "-c", str(work / "cache")]
-        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-        subprocess.run(command, check=True, env=environment, capture_output=True)
+        command += ["-o", str(partial), "-p", precision, "-e", "cpu", "-c", str(work / "cache")]
+        run_quietly(command, os.environ | {"HF_HUB_OFFLINE": "1"})
+        partial.rename(genai)
+        shutil.rmtree(source)
     return {"here": here, "exact": here, "genai": genai}, checkpoint.config.num_logits
 
 
@@ -154,7 +169,7 @@ def start(way, folders, args, vocab_size):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--genai-python")
+    parser.add_argument("--genai-python", default=sys.executable)
     parser.add_argument("--precision", choices=["int4", "int8"], default="int4")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
@@ -171,7 +186,9 @@ def main():
     for _ in range(args.runs):
         for way, worker in workers.items():
             print(file=worker.stdin, flush=True)
-            times[way].append(json.loads(worker.stdout.readline()))
+            if not (line := worker.stdout.readline()):
+                raise SystemExit(f"{way}: the worker ended with {worker.wait()}, see above")
+            times[way].append(json.loads(line))
     token = {w: statistics.median(statistics.median(t[1:]) for t in times[w]) for w in WAYS}
     prefill = {w: statistics.median(t[0] for t in times[w]) for w in WAYS}
     print(f"{args.precision}, CPUExecutionProvider, {args.threads} threads, {args.runs} runs,")

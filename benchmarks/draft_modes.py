@@ -25,6 +25,7 @@ from path_laws import Pair, Recorder, Text, Way, shifted
 
 from omnidraft_npu.bridge.trie import SpellingTrie
 from omnidraft_npu.bridge.walk import TrieWalk
+from omnidraft_npu.files import atomic_path
 from omnidraft_npu.prompts import builtin_prompts, first_of_each, read_prompts
 from omnidraft_npu.proposal import ROOT
 
@@ -176,6 +177,12 @@ def print_table(texts: Sequence[Text], pair: Pair, k: int, temperature: float) -
         )
 
 
+def write_pickle(path, value):
+    """Write it whole or not at all: what is there is taken over by the next run."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(pickle.dumps(value))
+
+
 def main() -> None:
     """Record what is missing, then print a Markdown table for each draft length."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -202,8 +209,8 @@ def main() -> None:
             continue
         if recorder is None:
             recorder = Recorder(arguments)
-            (arguments.laws / "pair.pickle").write_bytes(pickle.dumps(recorder.pair))
-        path.write_bytes(pickle.dumps(recorder.record(prompt, arguments.max_new_tokens, i)))
+            write_pickle(arguments.laws / "pair.pickle", recorder.pair)
+        write_pickle(path, recorder.record(prompt, arguments.max_new_tokens, i))
     pair = pickle.loads((arguments.laws / "pair.pickle").read_bytes())
     texts = [pickle.loads(path.read_bytes()) for path in sorted(arguments.laws.glob("0*.pickle"))]
     singles = [t.paths["direct"] is not None for text in texts for t in text.tokens]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from omnidraft_npu.files import write_json
 from omnidraft_npu.quantize.calibration.comparison import ModelComparison
 from omnidraft_npu.quantize.calibration.htp_quantization import find_encodings, write_graphs
 from omnidraft_npu.quantize.calibration.ranges import collect_ranges
@@ -55,7 +56,7 @@ def main() -> None:
     saved = arguments.work / "ranges.json"
     if not saved.is_file():
         ranges, _ = collect_ranges(source[128], text.windows, sliding_window=config.sliding_window)
-        saved.write_text(json.dumps(ranges), encoding="utf-8")
+        write_json(saved, ranges)
         done("ranges")
     ranges = {name: tuple(pair) for name, pair in json.loads(saved.read_text()).items()}
     recipe = RECIPES[arguments.recipe]
