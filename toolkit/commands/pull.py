@@ -139,15 +139,19 @@ def _progress_bar(title: str) -> Iterator["Progress"]:
         TransferSpeedColumn,
     )
 
+    from ..store.contents import silent
     from .tables import make_console
 
     console = make_console(stderr=True)
+    if not console.is_terminal:
+        # Not a bar that is disabled: some versions of rich print an empty line for it.
+        yield silent
+        return
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         *columns,
         console=console,
-        disable=not console.is_terminal,
     )
     task = bar.add_task(printable(title), total=None, visible=False)
 
