@@ -135,7 +135,7 @@ def _run_stages(request: ExportRequest, stages: Stages, progress: Report) -> Man
     models = []
     for i, wanted in enumerate(requests):
         progress("reading models", i, len(requests))
-        models.append(prepare_model(wanted))
+        models.append(prepare_model(wanted, is_drafter=i == 0))
     progress("reading models", len(requests), len(requests))
     for model in models[1:]:
         check_generation(model)

@@ -36,8 +36,12 @@ class PreparedModel:
     tokenizer: TokenizerFiles | None
 
 
-def prepare_model(request: ModelRequest) -> PreparedModel:
+def prepare_model(request: ModelRequest, *, is_drafter: bool = False) -> PreparedModel:
     """Open a checkpoint and its tokenizer, before any model of an export is worked on.
+
+    Args:
+        request: The model.
+        is_drafter: Whether it is one, which the other exporter does not make.
 
     Raises:
         CheckpointError, TokenizerError: it cannot be exported.
@@ -53,7 +57,9 @@ def prepare_model(request: ModelRequest) -> PreparedModel:
         return PreparedModel(request=request, checkpoint=None, tokenizer=None)
     from .checkpoints.open_checkpoint import open_checkpoint
 
-    checkpoint = open_checkpoint(request.path)
+    checkpoint = open_checkpoint(
+        request.path, other_way="choose another drafter" if is_drafter else None
+    )
     _warn_if_cut(request, checkpoint.config.context_length)
     check_lora_rank(request.name, request.lora_rank, checkpoint.config)
     return PreparedModel(request=request, checkpoint=checkpoint, tokenizer=checkpoint.tokenizer())

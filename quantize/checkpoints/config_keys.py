@@ -95,6 +95,8 @@ _WITHOUT_EFFECT = frozenset(
         "embd_pdrop",
         "gradient_checkpointing",
         "use_flash_attn",
+        "is_llama_config",
+        "max_sequence_length",
         "tokenizer_class",
         "prefix",
         "task_specific_params",
@@ -294,7 +296,7 @@ def decided_keys(family: str) -> frozenset[str]:
 def _unknown(fields: ConfigFields, used: frozenset[str]) -> Iterator[str]:
     for name in fields:
         is_known = name in used or name in _WITHOUT_EFFECT or name in _REFUSED
-        if not is_known and not name.startswith("_") and fields.get(name) is not None:
+        if not is_known and not name.startswith("_") and not _is_any_of(fields.get(name), _EMPTY):
             yield name
 
 

@@ -9,7 +9,7 @@ from omnidraft_npu.errors import CheckpointError
 
 from ..architecture import DecoderConfig
 from .checkpoint import SourceFiles, TokenizerFiles
-from .gguf_config import USE_FOLDER, config_document, generation_document
+from .gguf_config import config_document, generation_document
 from .gguf_file import GgufHeader, read_gguf_header
 from .gguf_rope import half_split_rows
 from .hf_config import decoder_config
@@ -20,21 +20,23 @@ from .tensor_names import gguf_name
 _FREQUENCY_FACTORS = "rope_freqs.weight"
 
 
-def open_gguf(path: Path) -> StoredCheckpoint:
+def open_gguf(path: Path, other_way: str) -> StoredCheckpoint:
     """The checkpoint in a GGUF file; reads the header, and no tensor of the decoder.
+
+    Args: the file, and what to do about a decoder that is not supported.
 
     Raises:
         CheckpointError: the file is damaged, not a GGUF or not supported.
     """
     header = read_gguf_header(path)
-    document = config_document(header, _frequency_factors(header), path.name)
+    document = config_document(header, _frequency_factors(header), path.name, other_way)
     config = decoder_config(
-        document, path.name, num_tensors=len(header.tensors), other_way=USE_FOLDER
+        document, path.name, num_tensors=len(header.tensors), other_way=other_way
     )
     names = {name: gguf_name(name) for name in config.tensor_shapes()}
     stored = match_tensors(config, names, header.tensors, path.name)
     unused = header.tensors.keys() - {*names.values(), _FREQUENCY_FACTORS}
-    refuse_unused(unused, config, path.name, other_way=USE_FOLDER)
+    refuse_unused(unused, config, path.name, other_way=other_way)
     is_interleaved = header.fields["general.architecture"] == "llama"
     return StoredCheckpoint(
         path=path,

@@ -44,7 +44,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 
 
 def config_document(
-    header: GgufHeader, frequency_factors: Sequence[float] | None, source: str
+    header: GgufHeader, frequency_factors: Sequence[float] | None, source: str, other_way: str
 ) -> dict[str, Any]:
     """A `config.json` as transformers 4 would write it; `decoder_config` checks it further.
 
@@ -53,12 +53,13 @@ def config_document(
         frequency_factors: ``[head_dim / 2]`` what rotary frequencies are divided by, from the
             file's ``rope_freqs.weight``. None where it has none.
         source: what to call the file in an error.
+        other_way: what to do about a decoder that is not supported.
 
     Raises:
         CheckpointError: the architecture or a variant of it is not supported, or metadata is
             missing.
     """
-    fields = _own_fields(header, source)
+    fields = _own_fields(header, source, other_way)
     for name, harmless in _REFUSED.items():
         value = fields.get(name)
         if value is not None and value not in harmless:
@@ -124,14 +125,14 @@ def generation_document(fields: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _own_fields(header: GgufHeader, source: str) -> ConfigFields:
+def _own_fields(header: GgufHeader, source: str, other_way: str) -> ConfigFields:
     """The metadata without the architecture's name before the keys."""
     _refuse_other_kinds(header, source)
     family = header.fields.get("general.architecture")
     if not isinstance(family, str) or family not in _FAMILIES:
         raise CheckpointError(
             f"{source}: architecture {shown_text(repr(family))} is not supported; supported are "
-            f"{SUPPORTED}. For another causal LM {USE_FOLDER}"
+            f"{SUPPORTED}; {other_way}"
         )
     if not header.tensors:
         raise CheckpointError(
@@ -141,7 +142,7 @@ def _own_fields(header: GgufHeader, source: str) -> ConfigFields:
     if embedding is None or not embedding.shape:
         raise CheckpointError(f"{source}: tensor token_embd.weight is missing; get the file again")
     plain = {k.removeprefix(f"{family}."): _plain(v) for k, v in header.fields.items()}
-    return ConfigFields(plain, source, other_way=USE_FOLDER)
+    return ConfigFields(plain, source, other_way=other_way)
 
 
 def _refuse_other_kinds(header: GgufHeader, source: str) -> None:

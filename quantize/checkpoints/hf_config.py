@@ -154,7 +154,7 @@ def _fields_of_text_model(document: Mapping[str, Any], source: str, other_way: s
     if not isinstance(model_type, str) or model_type not in DEFAULTS:
         raise CheckpointError(
             f"{source}: model_type {shown_text(repr(model_type))} is not supported; supported are "
-            f"{SUPPORTED}. For another causal LM use --exporter optimum"
+            f"{SUPPORTED}; {other_way}"
         )
     classes = document.get("architectures") or ["ForCausalLM"]
     if not isinstance(classes, list) or not any(

@@ -13,10 +13,15 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _ADAPTER = "adapter_config.json"
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, *, other_way: str | None = None) -> Checkpoint:
     """The checkpoint at `path`, told by its contents: a Hugging Face folder or a GGUF file.
 
     Opening reads documents, metadata and headers, and no tensor.
+
+    Args:
+        path: the folder or file.
+        other_way: what to do about a decoder that is not supported; None for the exporter that
+            takes any.
 
     Raises:
         CheckpointError: there is none, or it is damaged or not supported.
@@ -26,9 +31,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
             raise _adapter(path)
         if not (path / "config.json").exists():
             raise CheckpointError(_without_config(path))
+        from .config_fields import TRY_OPTIMUM
         from .safetensors_checkpoint import open_folder
 
-        return open_folder(path)
+        return open_folder(path, other_way or TRY_OPTIMUM)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; give a Hugging Face folder or a GGUF file")
     if not path.is_file():
@@ -36,8 +42,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
             f"{path} is not a regular file; give a Hugging Face folder or a GGUF file"
         )
     from .gguf_checkpoint import open_gguf
+    from .gguf_config import USE_FOLDER
 
-    return open_gguf(path)
+    return open_gguf(path, other_way or USE_FOLDER)
 
 
 def _adapter(folder: Path) -> CheckpointError:

@@ -41,8 +41,10 @@ _PLACES = (
 )
 
 
-def open_folder(folder: Path) -> StoredCheckpoint:
+def open_folder(folder: Path, other_way: str) -> StoredCheckpoint:
     """The checkpoint in a folder; reads the documents and the headers, no tensor.
+
+    Args: the folder, and what to do about a decoder that is not supported.
 
     Raises:
         CheckpointError: something is missing, damaged or not supported.
@@ -51,7 +53,9 @@ def open_folder(folder: Path) -> StoredCheckpoint:
         refuse_foreign(folder / name, f"{folder.name}/{name}")
     document = read_object(folder / "config.json")
     found = _tensors_of(folder)
-    config = decoder_config(document, f"{folder.name}/config.json", num_tensors=len(found))
+    config = decoder_config(
+        document, f"{folder.name}/config.json", num_tensors=len(found), other_way=other_way
+    )
     return StoredCheckpoint(
         path=folder,
         config=config,
@@ -59,7 +63,7 @@ def open_folder(folder: Path) -> StoredCheckpoint:
             config=document,
             generation_config=read_object(folder / "generation_config.json", optional=True),
         ),
-        stored=_match(config, found, folder.name),
+        stored=_match(config, found, folder.name, other_way),
         to_canonical=partial(_to_canonical, adds_one=config.has_sandwich_norms),
         read_tokenizer=partial(read_tokenizer, folder),
     )
@@ -118,7 +122,7 @@ def _no_weights(folder: Path) -> CheckpointError:
 
 
 def _match(
-    config: DecoderConfig, found: Mapping[str, StoredTensor], source: str
+    config: DecoderConfig, found: Mapping[str, StoredTensor], source: str, other_way: str
 ) -> dict[str, StoredTensor]:
     """The stored tensor of every canonical name."""
     prefix, head = next(
@@ -137,7 +141,8 @@ def _match(
         _require_equal(matched["embed_tokens"], found[head], source)
     own = {name for name in found if name.startswith((prefix, head.removesuffix("weight")))}
     unused = own - set(names.values())
-    refuse_unused((name for name in unused if not name.endswith("inv_freq")), config, source)
+    weights = (name for name in unused if not name.endswith("inv_freq"))
+    refuse_unused(weights, config, source, other_way=other_way)
     return matched
 
 

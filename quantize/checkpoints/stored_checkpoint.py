@@ -13,7 +13,6 @@ from omnidraft_npu.errors import CheckpointError
 from ..architecture import DecoderConfig
 from ..tokenization.tokenizer_checks import fitted_to_model
 from .checkpoint import SourceFiles, TokenizerFiles
-from .config_fields import TRY_OPTIMUM
 from .stored_tensor import BLOCK_ENCODINGS, FLOAT_ENCODINGS, StoredTensor
 
 Tensor = npt.NDArray[np.float32]
@@ -83,7 +82,7 @@ def match_tensors(
 
 
 def refuse_unused(
-    unused: Iterable[str], config: DecoderConfig, source: str, *, other_way: str = TRY_OPTIMUM
+    unused: Iterable[str], config: DecoderConfig, source: str, *, other_way: str
 ) -> None:
     """Refuse a checkpoint with weights that the described decoder would leave out.
 

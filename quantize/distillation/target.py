@@ -29,7 +29,7 @@ def open_teacher(path: Path) -> Checkpoint:
         CheckpointError: it is damaged or not supported.
         ConfigError: its architecture cannot be run as a teacher.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, other_way="choose another target")
     require_plain_decoder(checkpoint.config, path.name)
     return checkpoint
 

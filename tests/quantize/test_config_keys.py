@@ -1,13 +1,18 @@
 """Every key of a `config.json` is decided on, by the classes of the installed transformers."""
 
 import dataclasses
+import json
 import logging
 
 import pytest
+from tiny_checkpoints import write_checkpoint
 
 from omnidraft_npu.errors import CheckpointError
 from omnidraft_npu.quantize.checkpoints.config_keys import decided_keys
 from omnidraft_npu.quantize.checkpoints.hf_config import DEFAULTS, decoder_config
+from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
+from omnidraft_npu.quantize.model_request import model_request
+from omnidraft_npu.quantize.model_stage import prepare_model
 
 SHAPE = {
     "vocab_size": 160,
@@ -138,5 +143,21 @@ def test_keys_that_nobody_knows_are_warned_of_once_and_by_name(caplog):
     ]
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        read("llama", **{f"key{i}": i for i in range(9)})
+        read("llama", **{f"key{i}": 5 for i in range(9)})
     assert caplog.records[0].getMessage().endswith("key4, key5 and 3 more")
+
+
+def test_what_is_advised_is_something_the_user_can_do(tmp_path):
+    """The other exporter makes no drafters, and `distill` has none."""
+    write_checkpoint(tmp_path)
+    path = tmp_path / "config.json"
+    document = json.loads(path.read_text())
+    for change in ({"model_type": "gpt2"}, {"logit_scale": 0.5}):
+        path.write_text(json.dumps(document | change))
+        for other_way, advice in ((None, "try --exporter optimum"), ("cook it", "cook it")):
+            with pytest.raises(CheckpointError) as caught:
+                open_checkpoint(tmp_path, other_way=other_way)
+            assert str(caught.value).endswith(f"; {advice}")
+    request = model_request(str(tmp_path), precision="fp32", context_length=64)
+    with pytest.raises(CheckpointError, match="; choose another drafter"):
+        prepare_model(request, is_drafter=True)
