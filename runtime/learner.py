@@ -165,6 +165,8 @@ class Learner:
             after=Acceptance.of(after),
             seconds=0.0,
         )
+        # Before too: what was erased is not made again just to hold the lock in it.
+        self._check_unchanged(current, max(new))
         with self._changing():
             self._check_unchanged(current, max(new))
             return self._save(lesson, max(new), trainer, current)

@@ -15,6 +15,7 @@ from .learner_adapter import AdapterInUse, open_adapter
 from .learner_anchors import Anchors
 from .learner_config import NUM_TOP, LearnerConfig
 from .learner_judge import Judge
+from .learner_report import read_report
 from .learner_state import read_training, training_path
 from .lora_trainer import Loss, TrainingStep
 from .opened_pair import OpenedModel, OpenedPair, open_drafter
@@ -77,13 +78,18 @@ def open_learner_alone(
 
 
 def num_to_learn_from(bundle: Bundle, target: ModelEntry, config: LearnerConfig) -> int:
-    """Kept answers that no lesson has learned from yet; cheaply, so damaged ones count too."""
+    """Kept answers that no lesson has learned from yet; cheaply, so damaged ones count too.
+
+    After a failure only the answers since then count, so that it is not repeated at once.
+    """
     adapter = open_adapter(bundle, target)
     if bundle.manifest.drafter.training is None or adapter.store is None:
         return 0
     buffer = replay_of(bundle, target)
     progress, _ = read_training(training_path(buffer.folder), adapter.store.key)
-    numbers = buffer.numbers(after=progress.newest)
+    report = read_report(bundle, target)
+    failed_at = report.newest if report is not None and report.error is not None else 0
+    numbers = buffer.numbers(after=max(progress.newest, failed_at))
     return sum(not config.is_held_out(number) for number in numbers)
 
 

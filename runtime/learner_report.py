@@ -10,7 +10,7 @@ from typing import Literal
 
 from omnidraft_npu.bundle import Bundle
 from omnidraft_npu.documents import Count, read_document
-from omnidraft_npu.errors import BundleError, StateError
+from omnidraft_npu.errors import BundleError, BusyError
 from omnidraft_npu.files import private_folder, write_json
 from omnidraft_npu.manifest import ModelEntry
 from omnidraft_npu.replay import LEARNER_FILE
@@ -31,6 +31,8 @@ class LearnerReport:
     started: str
     """UTC, ISO 8601, as is `ended`."""
     process: Count
+    newest: Count = 0
+    """Number of the newest example when it began."""
     ended: str | None = None
     """None while it is at work, or where it was killed."""
     lessons: list[str] = field(default_factory=list)
@@ -39,9 +41,9 @@ class LearnerReport:
     error: str | None = None
 
     @classmethod
-    def begin(cls) -> "LearnerReport":
-        """Of this process, from now on."""
-        return cls(started=_now(), process=os.getpid())
+    def begin(cls, newest: int) -> "LearnerReport":
+        """Of this process, from now on; `newest` is the number of the newest example."""
+        return cls(started=_now(), process=os.getpid(), newest=newest)
 
     def end(self, error: BaseException | None = None) -> None:
         """Note that it has ended, and why if that was an error."""
@@ -90,7 +92,7 @@ def is_learning(bundle: Bundle, target: ModelEntry) -> bool:
     try:
         with only_learner(bundle.state_root, target.name):
             return False
-    except StateError:
+    except BusyError:
         return True
 
 

@@ -102,6 +102,9 @@ def test_why_learning_failed_is_reported(bundle, home):
     graph.write_bytes(whole)
     shown = CliRunner().invoke(cli, ["adapters", "list", str(bundle)]).stdout
     assert "it failed: " in shown
+    finish(*start_run(bundle, home))
+    time.sleep(1.0)
+    assert report_of(bundle) == report, "a failure was repeated at once"
     wait_for(lambda: not is_alive(report["process"]))
 
 

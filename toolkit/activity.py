@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from .errors import BusyError
 from .locks import exclusive
 from .store.local import store_folder
 
@@ -27,19 +28,24 @@ def at_work() -> Iterator[None]:
             held.enter_context(exclusive(path, lambda: None))
         except OSError as error:
             logger.debug("learning in the background will not give way: %s", error)
-        yield
+        try:
+            yield
+        finally:
+            held.close()
+            _remove(path)
 
 
 def is_anyone_at_work() -> bool:
     """Whether any process is within `at_work`; traces of those that died are removed."""
     for path in _folder().glob("*.lock"):
         try:
-            with exclusive(path, _raise_busy):
+            with exclusive(path, _refuse):
                 pass
-        except _BusyError:
+        except BusyError:
             return True
         except OSError as error:
             logger.debug("%s cannot be looked at: %s", path, error)
+        _remove(path)
     return False
 
 
@@ -47,9 +53,11 @@ def _folder() -> Path:
     return store_folder() / "active"
 
 
-def _raise_busy() -> None:
-    raise _BusyError
+def _remove(path: Path) -> None:
+    """Remove a lock file that is free: Windows could not while it was held."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
-class _BusyError(Exception):
-    """The lock is held."""
+def _refuse() -> None:
+    raise BusyError("a command is at work")

@@ -176,6 +176,12 @@ class ReplayBuffer:
                     if (file.metadata() or {}).get("pair") == self.pair:
                         yield number
 
+    @property
+    def newest(self) -> int:
+        """Number of the newest example; 0 for none."""
+        files = self._files()
+        return int(files[-1].name[:8]) if files else 0
+
     def has(self, number: int) -> bool:
         """Whether an example of this number is there."""
         return any(int(path.name[:8]) == number for path in self._files())

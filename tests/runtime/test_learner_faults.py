@@ -1,6 +1,7 @@
 """Learning where something is wrong: losses, disks, other processes, other drafters."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -114,6 +115,16 @@ def test_what_was_forgotten_or_rolled_back_during_a_lesson_does_not_come_back(bu
     if change == "forget":
         assert not list((bundle / "state").rglob("*.safetensors"))
         assert not list((bundle / "state").rglob("*.onnx_adapter"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows deletes no open file")
+def test_a_bundle_that_is_deleted_during_a_lesson_is_not_made_again(bundle):
+    pair = opened(bundle)
+    with open_learner(pair, FAST, threads=1) as learner:
+        answer_all(Session(pair), learner)
+        with pytest.raises(StateError, match="changed meanwhile"):
+            learner.step(lambda: shutil.rmtree(bundle, ignore_errors=True))
+    assert not bundle.exists()
 
 
 def test_only_one_learns_at_a_time(bundle):

@@ -7,13 +7,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..bundle import MANIFEST, Bundle, open_bundle
+from ..bundle import Bundle, open_bundle
 from ..documents import read_document
 from ..drafters import DEFAULT_DRAFTER, packaged_drafter
 from ..errors import BundleError, CheckpointError, ConfigError, ExportError, StoreError
 from ..files import sha256_of, write_json
 from ..locks import exclusive
 from ..lora import DEFAULT_RANK
+from ..manifest import MANIFEST
 from ..printing import echo
 from ..replacement import restore
 from ..store.builtin_models import find_builtin

@@ -75,12 +75,13 @@ def command(bundle: Path, target: str, threads: int | None, devices: "DeviceConf
     from omnidraft_npu.runtime.learner_lesson import Lesson
     from omnidraft_npu.runtime.learner_opening import open_learner_alone
     from omnidraft_npu.runtime.learner_report import LearnerReport, report_path
+    from omnidraft_npu.runtime.past_recall import replay_of
 
     if sys.platform != "win32":
         os.nice(19)
     opened = open_bundle(bundle)
     entry = opened.target(target)
-    report = LearnerReport.begin()
+    report = LearnerReport.begin(replay_of(opened, entry).newest)
     logging.getLogger("omnidraft_npu").addHandler(_Noted(report))
 
     def write() -> None:
