@@ -29,8 +29,10 @@ def exclusive(
     from filelock import FileLock, Timeout
 
     _identity(path)
-    mode = {"mode": PRIVATE_FILE} if private else {}
-    lock = FileLock(path, thread_local=False, **mode)
+    if private:
+        lock = FileLock(path, thread_local=False, mode=PRIVATE_FILE)
+    else:
+        lock = FileLock(path, thread_local=False)
     try:
         lock.acquire(timeout=patience_s)
     except Timeout:
