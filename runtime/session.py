@@ -100,8 +100,11 @@ class Session:
         """The execution provider that runs the drafter; None without one."""
         return None if self.pair.drafter is None else self.pair.drafter.graph.provider
 
-    def encode(self, prompt: str, *, raw: bool = False) -> list[int]:
+    def encode(self, prompt: str, *, raw: bool = False, parse_special: bool = False) -> list[int]:
         """Target ids of a prompt: one user turn of the chat template, or with `raw` the bare text.
+
+        A prompt that spells a control token is text in a user turn, unless `parse_special` is
+        set; in a bare text it is that token.
 
         Raises:
             PromptError: the prompt is empty, too long for any context or not UTF-8, or there is
@@ -109,9 +112,11 @@ class Session:
         """
         self._check_size(prompt)
         tokenizer = self.pair.target.tokenizer
-        if not raw:
-            prompt = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
-        token_ids = tokenizer.encode(prompt, add_special=True)
+        if raw:
+            token_ids = tokenizer.encode(prompt, add_special=True)
+        else:
+            message = {"role": "user", "content": prompt}
+            token_ids = tokenizer.encode_chat([message], parse_special=parse_special)
         if not token_ids:
             raise PromptError("the prompt is empty and this model has no first token: give text")
         return token_ids

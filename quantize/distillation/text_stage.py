@@ -169,8 +169,9 @@ def _questions(request: DistillRequest, target: DistillTarget) -> list[Question]
     for number, prompt in enumerate(request.all_prompts()):
         text = prompt.prompt
         if tokenizer.has_chat_template:
-            text = tokenizer.apply_chat_template([{"role": "user", "content": text}])
-        ids = tokenizer.encode(text, add_special=True)
+            ids = tokenizer.encode_chat([{"role": "user", "content": text}])
+        else:
+            ids = tokenizer.encode(text, add_special=True)
         is_warm = rng.integers(_WARM_SHARE) == 0
         if 0 < len(ids) <= room:
             question = Question(

@@ -45,7 +45,7 @@ def test_loop_controls_and_dates_are_there() -> None:
 
 
 def test_undefined_names_are_empty() -> None:
-    assert render("{% if tools %}x{% endif %}{{ tools }}") == ""
+    assert render("{% if other %}x{% endif %}{{ other }}") == ""
 
 
 def test_a_refusal_of_the_template_is_shown() -> None:
@@ -59,7 +59,7 @@ def test_a_refusal_of_the_template_is_shown() -> None:
         "{% if %}",
         "{{ 1 / 0 }}",
         "{{ messages[0].content + 1 }}",
-        "{{ tools.name }}",
+        "{{ other.name }}",
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ render.__globals__ }}",

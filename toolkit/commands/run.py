@@ -48,7 +48,14 @@ if TYPE_CHECKING:
 @device_options
 @threads_option
 @click.option(
-    "--raw", is_flag=True, help="Give the model the bare prompt, without a chat template."
+    "--raw",
+    is_flag=True,
+    help="Give the model the bare prompt, without a chat template; control tokens are parsed.",
+)
+@click.option(
+    "--parse-special",
+    is_flag=True,
+    help="Let text of the prompt that spells a control token be that token.",
 )
 @click.option("--no-draft", is_flag=True, help="Decode with the target alone.")
 @click.option(
@@ -77,6 +84,7 @@ def command(
     devices: "DeviceConfig",
     threads: int | None,
     raw: bool,
+    parse_special: bool,
     no_draft: bool,
     no_learn: bool,
     learns_now: bool,
@@ -164,7 +172,7 @@ def command(
             err=True,
         )
         raw = True
-    prompt_ids = session.encode(text, raw=raw)
+    prompt_ids = session.encode(text, raw=raw, parse_special=parse_special)
     session.make_room(len(prompt_ids))
     tell_devices(session, 0 if draft_length == "auto" else draft_length)
     extra: dict[str, Any] = {"placement": session.pair.placement}

@@ -1,5 +1,6 @@
 """Text to a model's ids and back, from a `tokenizer.json` document."""
 
+import datetime
 import functools
 import hashlib
 import json
@@ -11,12 +12,22 @@ from typing import Any
 import tokenizers
 
 from ..bridge.vocabulary import SPACE_MARK, alphabet_bytes, kind_of
-from ..errors import PromptError, TokenizerError
+from ..errors import PromptError
 from .chat_template import render_chat
-from .tokenizer_config import chat_template_of, read_text, read_tokenizer_config, special_token
+from .content_encoding import ContentEncoder
+from .content_marks import Values, render_marked
+from .tokenizer_config import (
+    chat_templates,
+    checked_config,
+    read_text,
+    read_tokenizer_config,
+    special_token,
+    special_tokens,
+)
+from .tokenizer_document import parsed_document, parsed_tokenizer
 from .unicode import is_unicode
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -45,15 +56,18 @@ class Tokenizer:
 
     @classmethod
     def from_documents(cls, tokenizer_json: str, config: Mapping[str, Any]) -> "Tokenizer":
-        """The tokenizer of a `tokenizer.json` text and a parsed `tokenizer_config.json`."""
-        return cls(tokenizer_json, config, "tokenizer.json")
+        """The tokenizer of a `tokenizer.json` text and a parsed `tokenizer_config.json`.
+
+        Raises:
+            TokenizerError: something in the configuration has the wrong type.
+        """
+        return cls(
+            tokenizer_json, checked_config(config, "tokenizer_config.json"), "tokenizer.json"
+        )
 
     @functools.cached_property
     def _backend(self) -> tokenizers.Tokenizer:
-        try:
-            backend = tokenizers.Tokenizer.from_str(self._text)
-        except Exception as error:
-            raise TokenizerError(f"{self._origin} is not a usable tokenizer: {error}") from error
+        backend = parsed_tokenizer(self._text, self._origin)
         backend.no_truncation()
         backend.no_padding()
         return backend
@@ -67,11 +81,7 @@ class Tokenizer:
     @functools.cached_property
     def json(self) -> dict[str, Any]:
         """The parsed `tokenizer.json` document; not to be changed."""
-        try:
-            document: dict[str, Any] = json.loads(self._text)
-        except ValueError as error:
-            raise TokenizerError(f"{self._origin} is not JSON: {error}") from error
-        return document
+        return parsed_document(self._text, self._origin)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -101,17 +111,76 @@ class Tokenizer:
         """Hex SHA-256 of what decides ids, equal however the same document is laid out."""
         return hashlib.sha256(_canonical(self.json, self.bos_token_id)).hexdigest()
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
+    def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         """Ids of `text`; with `add_special`, started by BOS where the model wants one.
 
-        A text that already starts with BOS (most chat templates write it) does not get another.
+        A text that already starts with BOS does not get another. Where `parse_special` is false,
+        a text that spells a control token is encoded as text; added tokens that are not special
+        (runs of spaces, ``<think>`` of Qwen 3) are found either way.
         """
-        if not is_unicode(text):
-            raise PromptError(
-                "the text is not valid UTF-8: it holds half of a surrogate pair. "
-                "Save it as UTF-8 and try again"
+        _check_unicode(text)
+        if parse_special:
+            return self._begun(
+                self._backend.encode(text, add_special_tokens=False).ids, add_special
             )
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return self._begun(self._content_encoder.encode(text), add_special)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        parse_special: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a conversation: control tokens where the template writes them, content as text.
+
+        Content is all that is given here. Where it spells no control token, the ids are those of
+        the rendered text; with `parse_special` they are that always. BOS is put in front where
+        the model wants it and the template does not write it.
+
+        Args:
+            messages: Each with `role`, `content` and whatever else the template knows.
+            add_generation_prompt: End with the opening of the assistant's turn.
+            parse_special: Let content that spells a control token be that token.
+            tools: JSON schemas of functions.
+            documents: What the answer may refer to.
+            variables: Any others that the template knows, `enable_thinking` for one.
+
+        Raises:
+            PromptError: there is no template, it refuses these messages, or it rewrites content
+                that spells a control token.
+        """
+        now = datetime.datetime.now()
+
+        def render(values: Values) -> str:
+            text = self.apply_chat_template(
+                values["messages"],
+                add_generation_prompt,
+                tools=values["tools"],
+                documents=values["documents"],
+                variables=values["variables"],
+                now=now,
+            )
+            _check_unicode(text)
+            return text
+
+        values = {
+            "messages": messages,
+            "tools": tools,
+            "documents": documents,
+            "variables": variables,
+        }
+        if parse_special:
+            return self.encode(render(values), add_special=True)
+        marked = render_marked(render, values, list(self._special_texts.values()))
+        if not marked.content:
+            return self.encode(marked.text, add_special=True)
+        return self._begun(self._content_encoder.encode(marked.text, marked.content), True)
+
+    def _begun(self, ids: list[int], add_special: bool) -> list[int]:
         bos = self.bos_token_id
         if add_special and bos is not None and ids[:1] != [bos]:
             return [bos, *ids]
@@ -151,6 +220,14 @@ class Tokenizer:
         return frozenset(i for i, token in self._added.items() if token.special)
 
     @functools.cached_property
+    def _special_texts(self) -> dict[int, str]:
+        return {i: token.content for i, token in self._added.items() if token.special}
+
+    @functools.cached_property
+    def _content_encoder(self) -> ContentEncoder:
+        return ContentEncoder(self._backend, self._special_texts)
+
+    @functools.cached_property
     def has_space_prefix(self) -> bool:
         """Whether a space is put before every text, and taken away after decoding."""
         return any(
@@ -182,35 +259,55 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether messages can be turned into a prompt."""
-        return chat_template_of(self._config) is not None
+        return bool(chat_templates(self._config))
 
     def apply_chat_template(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        now: datetime.datetime | None = None,
     ) -> str:
-        """The prompt that the model's chat template makes of `messages`.
+        """The prompt that the model's chat template makes of `messages`; see `render_chat`.
 
-        Args:
-            messages: Each with `role` and `content`.
-            add_generation_prompt: End with the opening of the assistant's turn.
+        The text does not show what of it is content: `encode_chat` gives ids that do.
 
         Raises:
             PromptError: there is no template, or it refuses these messages.
         """
-        template = chat_template_of(self._config)
+        templates = chat_templates(self._config)
+        template = templates.get("tool_use") if tools is not None else None
+        template = template or templates.get("default")
         if template is None:
+            named = ", ".join(map(repr, sorted(templates)))
             raise PromptError(
-                "this model has no chat template, so it continues text instead of answering: "
-                "use --raw"
+                f"this model has chat templates for {named} only: use --raw"
+                if templates
+                else "this model has no chat template, so it continues text instead of "
+                "answering: use --raw"
             )
-        names = {
-            name: special_token(self._config, name)
-            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-        }
         return render_chat(
             template,
             messages,
-            special_tokens={name: text for name, text in names.items() if text is not None},
+            special_tokens=special_tokens(self._config),
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            continue_final_message=continue_final_message,
+            variables=variables,
+            now=now,
+        )
+
+
+def _check_unicode(text: str) -> None:
+    if not is_unicode(text):
+        raise PromptError(
+            "the text is not valid UTF-8: it holds half of a surrogate pair. "
+            "Save it as UTF-8 and try again"
         )
 
 
