@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.decoder_inputs import ATTENTION_ROWS, LOGITS_FROM
 from omnidraft_npu.precision import Precision
 
 from .architecture import DecoderConfig
@@ -32,6 +33,7 @@ class CpuDecoderGraph:
         lora_rank: int,
         lora_modules: Collection[str],
         has_hidden_states: bool,
+        has_attention_rows: bool,
     ) -> None:
         self._config = config
         self._tensors = tensors
@@ -41,12 +43,15 @@ class CpuDecoderGraph:
         self._context_length = context_length
         self._lora = LoraBranches(graph, config, rank=lora_rank, modules=lora_modules)
         self._has_hidden_states = has_hidden_states
+        self._has_attention_rows = has_attention_rows
 
     def build(self) -> None:
         """Add inputs, nodes, tensors and outputs."""
         config = self._config
         ids = self._graph.input("input_ids", np.int64, ["batch", "length"])
         self._add_lengths()
+        if self._has_attention_rows:
+            self._add_attention_rows(ids)
         self._add_rotary_tables()
         embedding = self._tensors("embed_tokens")
         tokens = RandomTokens(config, embedding) if self._weights.wants_input_sizes else None
@@ -79,6 +84,20 @@ class CpuDecoderGraph:
         size = graph.node("Shape", [mask], "mask.total", start=1, end=2)
         scalar = graph.node("Squeeze", [size], "mask.total.scalar")
         graph.node("Cast", [scalar], "total_length", to=_onnx_type(np.int32))
+
+    def _add_attention_rows(self, ids: str) -> None:
+        """Which of the new rows attention sees: all, then the last one as often as asked for."""
+        graph = self._graph
+        least = graph.optional_input(ATTENTION_ROWS, np.array([1], np.int64))
+        step = graph.tensor("rows.step", np.array(1, np.int64))
+        start = graph.tensor("rows.start", np.array(0, np.int64))
+        graph.tensor("rows.first", np.array([0], np.int64))
+        length = graph.node("Shape", [ids], "rows.length", start=1, end=2)
+        last = graph.node("Sub", [length, "one"], "rows.last")
+        count = graph.node("Max", [length, least], "rows.count")
+        end = graph.node("Squeeze", [count], "rows.end")
+        positions = graph.node("Range", [start, end, step], "rows.range")
+        graph.node("Min", [positions, last], "rows")
 
     def _add_rotary_tables(self) -> None:
         config = self._config
@@ -131,10 +150,15 @@ class CpuDecoderGraph:
             for part in ("key", "value")
         ]
         lengths_and_tables = ["last_position", "total_length", f"{rope}.cos", f"{rope}.sin"]
-        return graph.node(
+        name = f"layers.{index}.attended"
+        attended = graph.node(
             "GroupQueryAttention",
-            [*query_key_value, *past, *lengths_and_tables],
-            [f"layers.{index}.attended", f"present.{index}.key", f"present.{index}.value"],
+            [*self._repeat_last(query_key_value, name), *past, *lengths_and_tables],
+            [
+                f"{name}.all" if self._has_attention_rows else name,
+                f"present.{index}.key",
+                f"present.{index}.value",
+            ],
             domain=MICROSOFT,
             num_heads=config.num_heads,
             kv_num_heads=config.num_kv_heads,
@@ -142,6 +166,18 @@ class CpuDecoderGraph:
             do_rotary=1,
             local_window_size=window,
         )
+        if not self._has_attention_rows:
+            return attended
+        return graph.node("Slice", [attended, "rows.first", "rows.length", "one"], name)
+
+    def _repeat_last(self, inputs: Sequence[str], name: str) -> list[str]:
+        """The rows that attention sees; "" stays."""
+        if not self._has_attention_rows:
+            return list(inputs)
+        return [
+            self._graph.node("Gather", [x, "rows"], f"{name}.rows.{i}", axis=1) if x else x
+            for i, x in enumerate(inputs)
+        ]
 
     def _mlp(
         self, x: str, index: int, layer: Mapping[str, Floats], sizes: Mapping[str, Floats]
@@ -238,7 +274,7 @@ class CpuDecoderGraph:
 
     def _add_outputs(self, hidden: str) -> None:
         config, graph = self._config, self._graph
-        first = graph.optional_input("logits_from", np.array([0], np.int64))
+        first = graph.optional_input(LOGITS_FROM, np.array([0], np.int64))
         end = graph.tensor("end", np.array([np.iinfo(np.int64).max], np.int64))
         rows = graph.node("Slice", [hidden, first, end, "one"], "head_rows")
         head = None if config.has_tied_head else self._tensors("lm_head")

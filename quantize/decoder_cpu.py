@@ -8,6 +8,7 @@ same to the runtime:
 `attention_mask`                 int64 ``[batch, total]``          ones; total = kept + length
 `past_key_values.{i}.key|value`  ``[batch, kv_heads, past, dim]``  cache; may be `present`
 `logits_from`                    int64 ``[1]``, 0 if not fed       first position with logits
+`attention_rows`                 int64 ``[1]``, 1 if not fed       least rows that attention sees
 `lora.layers.{i}.{module}.A|B`   ``[in, rank]``, ``[rank, out]``   where a rank is declared
 `logits`                         ``[batch, n, num_logits]``        n = length - logits_from
 `present.{i}.key|value`          as the past, grown if not shared
@@ -50,6 +51,9 @@ class CpuGraphOptions:
     """Projections with LoRA inputs, where there is a rank."""
     has_hidden_states: bool = False
     """Whether the graph also gives `hidden_states`."""
+    has_attention_rows: bool = True
+    """Whether attention can see more rows than there are tokens: a target's exact passes need
+    it, a drafter's do not and are cheaper without."""
 
     def __post_init__(self) -> None:
         if self.context_length < 1:
@@ -98,5 +102,6 @@ def build_cpu_decoder(
             lora_rank=options.lora_rank,
             lora_modules=options.lora_modules,
             has_hidden_states=options.has_hidden_states,
+            has_attention_rows=options.has_attention_rows,
         ).build()
     return graph.model_path

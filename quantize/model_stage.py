@@ -129,6 +129,7 @@ def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> F
             context_length=context_length,
             lora_rank=request.lora_rank,
             has_hidden_states=request.has_hidden_states,
+            has_attention_rows=folder != "drafter",
         ),
         count,
     )

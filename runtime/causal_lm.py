@@ -1,6 +1,7 @@
 """A decoder graph as a causal language model with a cache that the host can rewind."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from omnidraft_npu.decoder_inputs import ATTENTION_ROWS, LOGITS_FROM
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.manifest import Cache
 from omnidraft_npu.qnn.provider import placement
 
 from .cached_tokens import CachedTokens
+from .exact_passes import NOT_EXACT, ExactRule, Pass
 from .kv_cache import make_cache
 from .lora_inputs import fit_lora
 from .output_rows import OutputRows
 from .providers import open_cpu_session, provider_of, run_bound
-from .signature import LOGITS_FROM, GraphSignature, read_signature
-from .stable_passes import stable_passes
+from .signature import GraphSignature, read_signature
 
 PREFILL_CHUNK = 512
 """Most tokens of one prefill run; bounds the graph's intermediate tensors."""
@@ -42,7 +44,21 @@ class OnnxModel:
         context_length: int,
         vocab_size: int,
         more_room: str = MORE_ROOM,
+        path: Path | None = None,
     ) -> None:
+        """Take an opened graph.
+
+        Args:
+            session: The graph.
+            signature: Its inputs and outputs.
+            context_length: Most tokens a conversation may hold.
+            vocab_size: Real token ids; logits rows past it are padding and never shown.
+            more_room: What gives a longer context, for messages.
+            path: Its file, by which what was found out about it is remembered.
+
+        Raises:
+            BundleError: the graph gives fewer logits than there are ids.
+        """
         if vocab_size > signature.num_logits:
             raise BundleError(
                 f"the tokenizer has {vocab_size} ids but the graph gives {signature.num_logits} "
@@ -53,6 +69,7 @@ class OnnxModel:
         self.context_length = context_length
         self.vocab_size = vocab_size
         self.more_room = more_room
+        self._path = path
 
     @classmethod
     def open(
@@ -97,6 +114,7 @@ class OnnxModel:
             context_length=context_length,
             vocab_size=vocab_size,
             more_room=more_room,
+            path=path,
         )
 
     @property
@@ -119,6 +137,18 @@ class OnnxModel:
         """Shapes of the inputs that take an adapter."""
         return self.signature.lora_inputs
 
+    @cached_property
+    def exact_rule(self) -> ExactRule:
+        """How its passes are made exact on this machine; found when first asked for."""
+        from .exact_search import recall_or_find_rule
+
+        return recall_or_find_rule(self, self._path)
+
+    @property
+    def has_near_ties(self) -> bool:
+        """Whether no rule makes its passes exact."""
+        return not self.exact_rule.holds
+
     def begin(self, *, is_exact: bool = True) -> "OnnxCausalLM":
         """A new conversation; see `OnnxCausalLM`."""
         return OnnxCausalLM(self, is_exact=is_exact)
@@ -131,13 +161,16 @@ class OnnxCausalLM(CachedTokens):
     by reference; a run makes views only. Not for two threads at once.
     """
 
-    def __init__(self, model: OnnxModel, *, is_exact: bool = True) -> None:
+    def __init__(
+        self, model: OnnxModel, *, is_exact: bool = True, rule: ExactRule | None = None
+    ) -> None:
         """Begin a conversation.
 
         Args:
             model: The graph.
-            is_exact: Whether a token's logits must have the same bits alone and among others
-                (`stable_passes`): a target's must, a drafter's need not, and are cheaper so.
+            is_exact: Whether a token's logits must have the same bits alone and among others:
+                a target's must, a drafter's need not, and are cheaper so.
+            rule: How its passes are made exact; None for what was found on this machine.
         """
         super().__init__(model)
         self.model = model
@@ -166,7 +199,10 @@ class OnnxCausalLM(CachedTokens):
         self._logits_from = np.zeros(1, np.int64)
         if signature.has_logits_from:
             self._bind_input(LOGITS_FROM, self._logits_from)
-        self._is_exact = is_exact and signature.cache == "shared"
+        self._attention_rows = np.ones(1, np.int64)
+        if signature.has_attention_rows:
+            self._bind_input(ATTENTION_ROWS, self._attention_rows)
+        self._rule = NOT_EXACT if not is_exact else rule or model.exact_rule
         self.set_lora(None)
         self._chunk = PREFILL_CHUNK
         if not signature.has_logits_from:
@@ -191,11 +227,14 @@ class OnnxCausalLM(CachedTokens):
         """
         self._check_room(len(token_ids))
         self._num_hidden = 0
-        for start in range(0, len(token_ids), self._chunk):
-            chunk = token_ids[start : start + self._chunk]
-            num_rows = 0 if self.model.signature.has_logits_from else len(chunk)
-            self._reserve(num_rows, len(chunk))
-            self._run(chunk, num_rows)
+        has_all_logits = not self.model.signature.has_logits_from
+        done = 0
+        while done < len(token_ids):
+            one = self._next_pass(min(self._chunk, len(token_ids) - done))
+            num_rows = one.num_tokens if has_all_logits else 0
+            self._reserve(num_rows, one.num_tokens)
+            self._run(token_ids[done : done + one.num_tokens], one, num_rows)
+            done += one.num_tokens
 
     def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Append tokens and give ``[len(token_ids), vocab_size]`` logits after each.
@@ -210,11 +249,12 @@ class OnnxCausalLM(CachedTokens):
         if n == 0:
             raise ValueError("nothing to score")
         self._check_room(n)
-        self._reserve(n + 1, n + 1)
+        self._reserve(n, n)
         row = 0
-        for length in self._passes(n):
-            self._score_pass(token_ids[row : row + length], row)
-            row += length
+        while row < n:
+            one = self._next_pass(n - row)
+            self._run(token_ids[row : row + one.num_tokens], one, one.num_tokens, row)
+            row += one.num_tokens
         self._num_hidden = n
         if self._scores is not self._logits:
             np.copyto(self._scores.view(n), self._logits.view(n))
@@ -222,26 +262,14 @@ class OnnxCausalLM(CachedTokens):
 
     def _reserve(self, num_rows: int, num_tokens: int) -> None:
         """Make room for so many rows of logits and the hidden states of so many tokens."""
-        self._logits.reserve(num_rows)
-        self._scores.reserve(num_rows)
+        added = self._rule.max_added_rows
+        self._logits.reserve(num_rows + added)
+        self._scores.reserve(num_rows + added)
         if self._hidden:
-            self._hidden.reserve(num_tokens)
+            self._hidden.reserve(num_tokens + added)
 
-    def _passes(self, num_tokens: int) -> list[int]:
-        """Lengths of the forward passes to score so many tokens in."""
-        if not self._is_exact:
-            return [num_tokens]
-        head_dim = self.model.signature.cache_tensors[0].head_dim
-        return stable_passes(self._length, num_tokens, head_dim)
-
-    def _score_pass(self, token_ids: Sequence[int], row: int) -> None:
-        """One forward pass with logits from `row` of the buffer on."""
-        n = len(token_ids)
-        if n == 1 and self._is_exact and self._length + 2 <= self.context_length:
-            self._run([token_ids[0], token_ids[0]], 2, row)
-            self._length -= 1
-        else:
-            self._run(token_ids, n, row)
+    def _next_pass(self, num_tokens: int) -> Pass:
+        return self._rule.next_pass(self._length, num_tokens, self.context_length)
 
     def reset(self) -> None:
         """Forget the conversation, not the adapter: as in a process just started."""
@@ -261,22 +289,41 @@ class OnnxCausalLM(CachedTokens):
         for name, tensor in fit_lora(self.model.signature.lora_inputs, tensors).items():
             self._bind_input(name, tensor)
 
-    def _run(self, token_ids: Sequence[int], num_rows: int, row: int = 0) -> None:
+    def _run(self, token_ids: Sequence[int], one: Pass, num_rows: int, row: int = 0) -> None:
         """Append tokens; logits of the last `num_rows` land in the buffer from `row` on."""
-        start, n = self._length, len(token_ids)
-        total = start + n
-        self._plain["input_ids"][start:total] = token_ids
+        signature = self.model.signature
+        start, end = self._length - one.num_repeated, self._length + len(token_ids)
+        ids = self._plain["input_ids"]
+        ids[self._length : end] = token_ids
+        total = one.total
+        last = end
+        if self._rule.whole_pass:
+            ids[end:total] = ids[end - 1]
+            last = total
         for name, values in self._plain.items():
-            window = values[:total] if name == "attention_mask" else values[start:total]
+            window = values[:total] if name == "attention_mask" else values[start:last]
             self._bind_input(name, window if name == "cache_position" else window[None])
-        self._logits_from[0] = n - num_rows
-        self._logits.bind(self._binding, row, num_rows)
+        self._attention_rows[0] = total - start
+        first_row = 0
+        if signature.has_logits_from:
+            first_row = (end - num_rows if num_rows else last) - start
+        self._logits_from[0] = first_row
+        self._logits.bind(self._binding, row, last - start - first_row)
         if self._hidden:
-            self._hidden.bind(self._binding, row, n)
+            self._hidden.bind(self._binding, row, last - start)
         self._cache.before_run(start, total)
         run_bound(self.model.session, self._binding)
         self._cache.after_run(total)
-        self._length = total
+        self._length = end
+        if one.num_repeated:
+            self._drop_repeated(one.num_repeated, num_rows, len(token_ids), row)
+
+    def _drop_repeated(self, repeated: int, num_rows: int, num_tokens: int, row: int) -> None:
+        """Move what a pass gave for its own tokens to where it would be without the others."""
+        if not self.model.signature.has_logits_from:
+            self._logits.drop(row, repeated, num_rows)
+        if self._hidden:
+            self._hidden.drop(row, repeated, num_tokens)
 
     def _bind_input(self, name: str, values: npt.NDArray[Any]) -> None:
         self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))

@@ -67,6 +67,11 @@ class Model(Protocol):
         ...
 
     @property
+    def has_near_ties(self) -> bool:
+        """Whether tests found that a token's numbers depend on how many are scored with it."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """Real token ids."""
         ...

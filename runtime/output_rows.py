@@ -23,6 +23,10 @@ class OutputRows:
         """The first `rows` rows."""
         return self._buffer[:rows]
 
+    def drop(self, row: int, dropped: int, kept: int) -> None:
+        """Move `kept` rows up to `row`, over the `dropped` ones before them."""
+        self._buffer[row : row + kept] = self._buffer[row + dropped : row + dropped + kept]
+
     def bind(self, binding: ort.IOBinding, row: int, rows: int) -> None:
         """Let the next run write `rows` rows from `row` on."""
         value = ort.OrtValue.ortvalue_from_numpy(self._buffer[row : row + rows][None])

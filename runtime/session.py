@@ -166,6 +166,7 @@ class Session:
             self.pair.target.vocabulary,
             target_provider=self.target_provider,
             draft_provider=self.draft_provider,
+            has_near_ties=self.pair.target.graph.has_near_ties,
         )
         control = self.draft_length if config.adapts_draft_length else None
         observer = self.observer

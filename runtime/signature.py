@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from omnidraft_npu.decoder_inputs import ATTENTION_ROWS, LOGITS_FROM
 from omnidraft_npu.documents import shown_text, shown_value
 from omnidraft_npu.errors import BundleError
 from omnidraft_npu.manifest import Cache
@@ -20,9 +21,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(int64)": np.dtype(np.int64),
     "tensor(int32)": np.dtype(np.int32),
 }
-
-LOGITS_FROM = "logits_from"
-"""Optional input ``[1]``: the first of the new positions that needs logits."""
 
 _PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 _PLAIN_RANKS = {"input_ids": 2, "attention_mask": 2, "position_ids": 2, "cache_position": 1}
@@ -49,6 +47,7 @@ class GraphSignature:
     plain_inputs: dict[str, np.dtype[Any]]
     """Those of `input_ids`, `attention_mask`, `position_ids`, `cache_position` there are."""
     has_logits_from: bool
+    has_attention_rows: bool
     lora_inputs: dict[str, tuple[int, ...]]
     """Shapes by name (`omnidraft_npu.lora.lora_name`)."""
     num_logits: int
@@ -101,7 +100,7 @@ def read_signature(
                 "supported"
             )
     lora = {n: _lora_shape(i, path) for n, i in inputs.items() if n.startswith("lora.")}
-    known = plain.keys() | lora.keys() | {t.past for t in tensors} | {LOGITS_FROM}
+    known = plain.keys() | lora.keys() | {t.past for t in tensors} | {LOGITS_FROM, ATTENTION_ROWS}
     if unknown := sorted(inputs.keys() - known):
         raise BundleError(
             f"{path} has an input {shown_value(unknown[0])} that this runtime cannot feed"
@@ -110,12 +109,13 @@ def read_signature(
     if isinstance(rows, int) and rows != num_logits:
         raise BundleError(f"{path} gives {rows} logits, the manifest says {num_logits}")
     hidden = outputs.get("hidden_states")
-    overridable = {i.name for i in session.get_overridable_initializers()}
+    optional = inputs.keys() | {i.name for i in session.get_overridable_initializers()}
     return GraphSignature(
         cache=cache or ("shared" if fixed else "concat"),
         cache_tensors=tensors,
         plain_inputs={name: _dtype(node, path) for name, node in plain.items()},
-        has_logits_from=LOGITS_FROM in inputs.keys() | overridable,
+        has_logits_from=LOGITS_FROM in optional,
+        has_attention_rows=ATTENTION_ROWS in optional,
         lora_inputs=lora,
         num_logits=num_logits,
         logits_dtype=_dtype(outputs["logits"], path),

@@ -100,6 +100,11 @@ class StaticModel:
         return self.signature.context_length
 
     @property
+    def has_near_ties(self) -> bool:
+        """Not tested: every token is scored by one graph (docs/exactness.md)."""
+        return False
+
+    @property
     def pass_length(self) -> int:
         """Tokens of the shortest graph for several, which scores whatever must be exact."""
         return next((n for n in self.signature.scored_lengths if n > 1), 1)

@@ -38,6 +38,17 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def exact_rules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps what is found of passing test graphs out of the user's store."""
+    from omnidraft_npu.runtime import exact_search
+
+    folder = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact_search, "store_folder", lambda: folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def learning_original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle whose drafter can learn, see `learning_bundle`; nothing may be written to it."""

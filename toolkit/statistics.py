@@ -13,6 +13,9 @@ from .memory import peak_rss_bytes
 from .proposal import Stop
 from .speculative import Round
 
+NEAR_TIES = "exact but for near-ties"
+"""What drafted text is where a token's numbers depend on how many are scored with it."""
+
 _SUMS = (
     "num_responses",
     "num_prefilled",
@@ -33,9 +36,22 @@ class DecodeStats:
     """Adds up rounds, of one response or of several."""
 
     def __init__(
-        self, target: Vocabulary, *, target_provider: str, draft_provider: str | None = None
+        self,
+        target: Vocabulary,
+        *,
+        target_provider: str,
+        draft_provider: str | None = None,
+        has_near_ties: bool = False,
     ) -> None:
-        """Count in bytes of `target`; a provider names what a model ran on, None for no drafter."""
+        """Begin with no rounds.
+
+        Args:
+            target: Whose bytes are counted.
+            target_provider: What the target ran on.
+            draft_provider: What the drafter ran on; None for no drafter.
+            has_near_ties: Whether the target's passes are not exact on this machine.
+        """
+        self._has_near_ties = has_near_ties
         self._lengths = target.lengths
         self._providers = {"draft_provider": draft_provider, "target_provider": target_provider}
         self.num_responses = 0
@@ -164,14 +180,16 @@ class DecodeStats:
 
     @property
     def notice(self) -> str | None:
-        """One line where drafting was off, since it cannot pay; None where it was not."""
-        off = self._stops["off"]
-        if not off:
-            return None
-        return (
-            f"drafting was off in {off} of {self.rounds} rounds, where it would have cost more "
-            "time than it saves; it is tried again now and then"
-        )
+        """One line on what is not as it should be, or was off; None where there is nothing."""
+        notes = []
+        if off := self._stops["off"]:
+            notes.append(
+                f"drafting was off in {off} of {self.rounds} rounds, where it would have cost "
+                "more time than it saves; it is tried again now and then"
+            )
+        if self._has_near_ties:
+            notes.append(f"drafted text is {NEAR_TIES} on this machine")
+        return "; ".join(notes) or None
 
     def to_json(self, *, speedup: float | None = None) -> dict[str, Any]:
         """Every metric by name; None for one that has nothing to be computed from.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..bundle import Bundle, open_bundle
+from ..decoder_inputs import ATTENTION_ROWS
 from ..documents import read_document
 from ..drafters import DEFAULT_DRAFTER, packaged_drafter
 from ..errors import BundleError, CheckpointError, ConfigError, ExportError, StoreError
@@ -194,7 +195,23 @@ def _reason_to_make(wanted: _Wanted) -> str | None:
         return f"{error}; making it again"
     if not _learns_as_now(opened):
         return f"{bundle} was made to learn by other steps; making it again (what it learned stays)"
+    if not _has_exact_target(opened):
+        return (
+            f"{bundle} was made before single tokens were scored at their own price; "
+            "making it again (what it learned stays)"
+        )
     return None
+
+
+def _has_exact_target(bundle: Bundle) -> bool:
+    """Whether the targets' graphs that are built here can add rows to attention alone.
+
+    An input's name stands in the file as it is.
+    """
+    name = ATTENTION_ROWS.encode()
+    targets = bundle.manifest.targets.values()
+    graphs = (target.graphs.get("cpu") for target in targets if target.exporter == "builder")
+    return all(g is None or name in bundle.path(g.path).read_bytes() for g in graphs)
 
 
 def _learns_as_now(bundle: Bundle) -> bool:

@@ -112,6 +112,7 @@ def command(
     """
     from ..activity import at_work
     from ..config import DecodeConfig, SamplingConfig
+    from ..statistics import NEAR_TIES
 
     click.get_current_context().with_resource(at_work())
     if not 0 <= tie_tolerance < 1:
@@ -167,11 +168,14 @@ def command(
             "draft_tokens": draft_tokens,
             "max_new_tokens": max_new_tokens,
             "tie_tolerance": tie_tolerance,
+            "exactness": NEAR_TIES if session.pair.target.graph.has_near_ties else None,
             **report_document(found, prompts),
         }
         echo_json(document)
     else:
         for line in report_lines(found, prompts, session.pair.target.tokenizer):
             echo(line)
+        if session.pair.target.graph.has_near_ties:
+            echo(f"drafted text is {NEAR_TIES} on this machine")
     if found.outcome == "bug" or (strict and found.outcome == "near-tie"):
         raise click.exceptions.Exit(EXIT_MISMATCH)

@@ -1,0 +1,176 @@
+"""Which rule makes a graph's passes exact on this machine: found by trying, then remembered."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import numpy as np
+
+from omnidraft_npu.documents import read_document
+from omnidraft_npu.errors import OmniDraftError
+from omnidraft_npu.files import write_json
+from omnidraft_npu.machine import describe_machine
+from omnidraft_npu.statistics import NEAR_TIES
+from omnidraft_npu.store.local import store_folder
+
+from .attention_probe import attention_rule
+from .exact_passes import NOT_EXACT, ExactRule
+
+if TYPE_CHECKING:
+    from .causal_lm import OnnxModel
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+"""Raised when what is tried changes, so that what older versions found is not used."""
+_BUDGET_S = 0.06
+"""Time for the comparisons of a whole graph, but for the first ones."""
+_NUM_TOKENS = 8
+_FAR = 58
+"""Tokens before the second place, whose keys end beyond 64."""
+_UNKNOWN_ATTENTION = ((1, 1), (2, 1), (2, 4), (2, 8))
+"""Fewest rows and the multiple of the keys for graphs whose attention is no operator we know."""
+_END_BYTES = 2**20
+
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Remembered:
+    """What a file of the store says."""
+
+    version: int
+    min_rows: _Positive
+    key_multiple: _Positive
+    first_cut: _Positive | None
+    cut_every: _Positive
+    whole_pass: bool
+    holds: bool
+
+    def rule(self) -> ExactRule:
+        values = asdict(self)
+        del values["version"]
+        return ExactRule(**values)
+
+
+def recall_or_find_rule(model: "OnnxModel", path: Path | None) -> ExactRule:
+    """The rule found earlier for this graph, machine and versions, or else found now.
+
+    Args:
+        model: The opened graph.
+        path: Its file; None remembers nothing.
+    """
+    if path is None:
+        return _find_rule(model)
+    file = store_folder() / "exact" / f"{_key(model, path)}.json"
+    rule = _recall(file)
+    if rule is None:
+        rule = _find_rule(model)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, {"version": _VERSION, **rule.to_json()})
+        except OSError as error:
+            logger.info("not remembered how passes are made exact: %s", error)
+    if not rule.holds:
+        logger.warning(
+            "%s: on this machine a token's numbers depend on how many are scored with it, so "
+            "drafted text is %s",
+            path,
+            NEAR_TIES,
+        )
+    return rule
+
+
+def _recall(file: Path) -> ExactRule | None:
+    if not file.is_file():
+        return None
+    try:
+        found = read_document(file, _Remembered, is_closed=True)
+    except (OmniDraftError, OSError) as error:
+        logger.info("tried again: %s", error)
+        return None
+    return found.rule() if found.version == _VERSION else None
+
+
+def _key(model: "OnnxModel", path: Path) -> str:
+    """A name for the graph, the machine and the versions of what runs it."""
+    machine = describe_machine()
+    del machine["system"], machine["python"]
+    options = model.session.get_session_options()
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        parts = [file.read(_END_BYTES)]
+        file.seek(max(0, size - _END_BYTES))
+        parts.append(file.read())
+    facts = [_VERSION, sorted(machine.items()), options.intra_op_num_threads, size]
+    digest = hashlib.sha256(repr(facts).encode())
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:24]
+
+
+def _find_rule(model: "OnnxModel") -> ExactRule:
+    rules = _candidates(model)
+    return next((rule for rule in rules if _agrees(model, rule)), NOT_EXACT)
+
+
+def _candidates(model: "OnnxModel") -> Iterator[ExactRule]:
+    """Rules by what they cost, the cheapest first."""
+    signature = model.signature
+    heads = {(tensor.head_dim, tensor.dtype) for tensor in signature.cache_tensors}
+    found = None
+    if signature.cache == "shared" and len(heads) == 1:
+        found = attention_rule(*next(iter(heads)))
+    if found is None:
+        for min_rows, key_multiple in _UNKNOWN_ATTENTION:
+            yield ExactRule(min_rows=min_rows, key_multiple=key_multiple, whole_pass=True)
+        return
+    if signature.has_attention_rows:
+        yield found
+    yield replace(found, whole_pass=True)
+    if found.min_rows < 2:
+        yield replace(found, whole_pass=True, min_rows=2)
+
+
+def _agrees(model: "OnnxModel", rule: ExactRule) -> bool:
+    """Whether tokens have the same logits alone, among others and after prefill.
+
+    A large model has time for a token alone and for two only.
+    """
+    from .causal_lm import OnnxCausalLM
+
+    started = time.perf_counter()
+    lm = OnnxCausalLM(model, rule=rule)
+    rng = np.random.default_rng(0)
+    # An adapter of zeros would hide how its products are summed.
+    shapes = model.lora_inputs.items()
+    lm.set_lora({name: rng.normal(0, 0.02, shape).astype(np.float32) for name, shape in shapes})
+    for place in (0, _FAR):
+        num_tokens = min(_NUM_TOKENS, model.context_length - place)
+        if num_tokens < 2:
+            break
+        ids = rng.integers(model.vocab_size, size=place + num_tokens).tolist()
+        lm.rewind(0)
+        lm.prefill(ids[:place])
+        wanted = lm.score(ids[place:]).copy()
+        lm.rewind(place)
+        row = 0
+        while row < num_tokens:
+            end = row + (1, 2, 5)[min(row, 2)]
+            if lm.score(ids[place + row : place + end]).tobytes() != wanted[row:end].tobytes():
+                return False
+            row = end
+            if row >= 3 and time.perf_counter() - started > _BUDGET_S:
+                return True
+        lm.rewind(0)
+        lm.prefill(ids[:-1])
+        if lm.score(ids[-1:]).tobytes() != wanted[-1:].tobytes():
+            return False
+        if time.perf_counter() - started > _BUDGET_S:
+            break
+    return True
