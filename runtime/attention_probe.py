@@ -140,7 +140,7 @@ class _Probe:
         self._bind("total_length", np.array(total, np.int32))
         self._binding.bind_output("output")
         self._session.run_with_iobinding(self._binding)
-        rows = self._binding.get_outputs()[-1].numpy()[0, : one.num_tokens]
+        rows: npt.NDArray[Any] = self._binding.get_outputs()[-1].numpy()[0, : one.num_tokens]
         # What added rows left behind must not be another pass's past.
         self._past["past_key"][:, :, end:total] = self._key[:, :, end:total]
         self._past["past_value"][:, :, end:total] = self._value[:, :, end:total]

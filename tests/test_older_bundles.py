@@ -60,3 +60,23 @@ def test_an_older_adapter_still_drafts(bundle):
     from omnidraft_npu.runtime.opened_pair import open_pair
 
     assert open_pair(bundle).adapter.adapter.version == 2
+
+
+def test_an_older_target_has_exact_passes_of_two_rows_or_more(bundle):
+    """It lacks the input that adds rows to attention alone, so whole passes get them."""
+    from omnidraft_npu.runtime.opened_pair import open_pair
+
+    rule = open_pair(bundle, threads=1).target.graph.exact_rule
+    assert rule.holds and rule.whole_pass and rule.min_rows == 2
+
+
+def test_a_default_pair_of_an_older_version_is_made_again_for_exact_passes(bundle):
+    from omnidraft_npu.bundle import open_bundle
+    from omnidraft_npu.commands.default_pair import _has_exact_target
+
+    opened = open_bundle(bundle)
+    assert not _has_exact_target(opened)
+    for target in opened.manifest.targets.values():
+        with (bundle / target.graphs["cpu"].path).open("ab") as graph:
+            graph.write(b"attention_rows")
+    assert _has_exact_target(opened)

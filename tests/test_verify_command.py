@@ -356,3 +356,15 @@ def test_a_token_that_top_k_rules_out_is_caught(bundle, prompts, monkeypatch):
     row = document(result)["sampling"][0]["prompts"][0]
     assert row["p_value"] == 0
     assert row["first"]["statistic"] is None
+
+
+def test_a_machine_on_which_no_passes_are_exact_is_named(bundle, prompts, monkeypatch):
+    from omnidraft_npu.runtime import exact_search
+    from omnidraft_npu.runtime.exact_passes import NOT_EXACT
+
+    assert document(verify(bundle, prompts, *TWO, "--raw", "--json"))["exactness"] is None
+    monkeypatch.setattr(exact_search, "recall_or_find_rule", lambda model, path: NOT_EXACT)
+    found = document(verify(bundle, prompts, *TWO, "--raw", "--json"))
+    assert found["exactness"] == "exact but for near-ties"
+    lines = verify(bundle, prompts, *TWO, "--raw").stdout.splitlines()
+    assert lines[-1] == "drafted text is exact but for near-ties on this machine"

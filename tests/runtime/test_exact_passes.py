@@ -157,7 +157,7 @@ def test_a_kept_prefix_is_what_a_fresh_conversation_computes(
     kept = OnnxCausalLM(model)
     for turn, (shared, length) in enumerate(TURNS):
         own_words = rng.integers(3, VOCAB, 300).tolist()
-        prompt = (text[:shared] + own_words)[: length - 1] + [3]
+        prompt = [*(text[:shared] + own_words)[: length - 1], 3]
         common = 0
         while common < min(kept.length, length - 1) and kept.token_ids[common] == prompt[common]:
             common += 1

@@ -232,3 +232,9 @@ def test_a_sum_is_what_one_would_have_counted_and_leaves_its_parts_alone(target)
     assert total.acceptance_by_position == whole.acceptance_by_position == (2 / 3, 1.0, 0.5, 1.0)
     assert parts[0].to_json() == before | {"peak_rss_bytes": parts[0].to_json()["peak_rss_bytes"]}
     assert parts[0].acceptance_by_position == (1.0, 1.0, 0.0)
+
+
+def test_a_machine_without_exact_passes_is_named_in_the_notice(target):
+    assert DecodeStats(target, target_provider="cpu").notice is None
+    stats = DecodeStats(target, target_provider="cpu", has_near_ties=True)
+    assert stats.notice == "drafted text is exact but for near-ties on this machine"
