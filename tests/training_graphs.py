@@ -1,5 +1,6 @@
 """Training graphs of tiny random drafters, beside the CPU graphs whose weights they share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,12 @@ class TinyTraining:
 
 
 def tiny_training(
-    folder: Path, architecture: str = "llama", precision: "Precision" = "fp32", **options: Any
+    folder: Path,
+    architecture: str = "llama",
+    precision: "Precision" = "fp32",
+    *,
+    model: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> TinyTraining:
     """Export a tiny model to `folder` as a drafter that learns.
 
@@ -30,6 +36,7 @@ def tiny_training(
         folder: Of the graphs.
         architecture: One of `tiny_models.ARCHITECTURES`.
         precision: Of the weights.
+        model: Other fields of its configuration.
         options: Fields of `TrainingGraphOptions`; small ones where none are given.
     """
     from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
@@ -37,7 +44,7 @@ def tiny_training(
     from omnidraft_npu.quantize.training.graph import TrainingGraphOptions, build_training_graph
 
     source = folder / "source"
-    tiny_model(architecture).save_pretrained(source)
+    tiny_model(architecture, **model or {}).save_pretrained(source)
     checkpoint = open_checkpoint(source)
     shapes = TrainingGraphOptions(
         **{"lora_rank": 3, "batch": 2, "length": 20, "num_top": 6} | options

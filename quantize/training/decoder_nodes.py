@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from omnidraft_npu.lora import lora_name
 
 from ..architecture import DecoderConfig
+from ..head_padding import padded_head_dim
 from .operators import Operators, Pullback
 from .stored_weights import StoredWeights
 
@@ -35,6 +36,7 @@ class TrainedDecoder:
         self._modules = lora_modules
         self._layers: list[Callable[[str], str]] = []
         self._masks: dict[int, str] = {}
+        self._tables: dict[str, tuple[str, str]] = {}
         self._pull_final: Pullback | None = None
         self.gradients: dict[str, str] = {}
 
@@ -64,13 +66,21 @@ class TrainedDecoder:
         ops, graph = self._ops, self._ops.graph
         rotated = ("rope", "local_rope") if self._config.local_rope else ("rope",)
         for name in rotated:
-            self._weights.plain(graph, f"{name}.cos")
-            sin = self._weights.plain(graph, f"{name}.sin")
-            graph.node("Neg", [sin], f"{name}.back")
+            self._tables[name] = self._table(f"{name}.cos"), self._table(f"{name}.sin")
+            graph.node("Neg", [self._tables[name][1]], f"{name}.back")
         length = ops("Squeeze", ops("Shape", pieces, start=1, end=2))
         positions = ops("Range", ops.integer(0), length, ops.integer(1))
         rows, columns = (ops("Unsqueeze", positions, ops.integers(axis)) for axis in (1, 0))
         self._distance = ops("Sub", rows, columns)
+
+    def _table(self, name: str) -> str:
+        """A rotary table, without the columns for channels that the CPU graph adds."""
+        table = self._weights.plain(self._ops.graph, name)
+        half = self._config.head_dim // 2
+        if padded_head_dim(self._config.head_dim) == 2 * half:
+            return table
+        bounds = [self._ops.integers(value) for value in (0, half, 1)]
+        return self._ops("Slice", table, *bounds)
 
     def _mask(self, window: int | None) -> str:
         """``[length, length]``, 0 where a row sees a column, and far below 0 elsewhere."""
@@ -130,17 +140,18 @@ class TrainedDecoder:
             x = ops.reshape(apart, 0, 0, -1)
         is_local = config.layer_types[index] == "sliding" and config.local_rope is not None
         rope = "local_rope" if is_local else "rope"
+        cos, sin = self._tables[rope]
 
         def pull(gradient: str) -> str:
-            gradient = self._rotate(gradient, rope, f"{rope}.back")
+            gradient = self._rotate(gradient, cos, f"{rope}.back")
             if pull_norm is None:
                 return gradient
             return ops.reshape(pull_norm(ops.reshape(gradient, 0, 0, heads, -1)), 0, 0, -1)
 
-        return self._rotate(x, rope, f"{rope}.sin"), pull
+        return self._rotate(x, cos, sin), pull
 
-    def _rotate(self, x: str, rope: str, sin: str) -> str:
-        tables = (self._ops.integers(0), f"{rope}.cos", sin)
+    def _rotate(self, x: str, cos: str, sin: str) -> str:
+        tables = (self._ops.integers(0), cos, sin)
         return self._ops("RotaryEmbedding", x, *tables, domain="com.microsoft")
 
     def _attend(
