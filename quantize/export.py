@@ -11,6 +11,7 @@ from typing import Any
 
 from omnidraft_npu import __version__
 from omnidraft_npu.bundle import Bundle, open_bundle
+from omnidraft_npu.documents import convert_document
 from omnidraft_npu.errors import CheckpointError, ConfigError, ExportError, TokenizerError
 from omnidraft_npu.files import sha256_of, write_json
 from omnidraft_npu.locks import exclusive
@@ -163,7 +164,8 @@ def _model(model: PreparedModel, folder: str, stages: Stages, progress: Report) 
         lambda root, tell: export_model(model, root, folder, tell),
         progress,
     )
-    entry = ModelEntry.from_json(facts)
+    where = f"a finished part of {stages.root}"
+    entry = convert_document(facts, ModelEntry, where, advice="remove that", is_closed=True)
     if model.request.training is not None and model.checkpoint is not None:
         training = export_training(
             entry, model.checkpoint.config, model.request.training, stages, progress

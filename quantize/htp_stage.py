@@ -117,7 +117,9 @@ def export_htp(model: HtpModel, folder: str, stages: Stages, progress: Report) -
     facts = stages.run(
         name, place, lambda root, _: build_htp(model, root, place, rounded, tell), progress
     )
-    entry = convert_document(facts, HtpEntry, "a finished stage", is_closed=True)
+    entry = convert_document(
+        facts, HtpEntry, f"a finished part of {stages.root}", advice="remove that", is_closed=True
+    )
     pieces = [
         _compile_piece(
             piece, f"{place}/part_{i}" if entry.parts else place, model, stages, progress

@@ -1,6 +1,5 @@
 """Work in named stages inside one folder: a stage is finished, or its files are gone."""
 
-import json
 import logging
 import shutil
 import time
@@ -8,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from omnidraft_npu.documents import read_document
+from omnidraft_npu.errors import ExportError
 from omnidraft_npu.files import write_json
 from omnidraft_npu.progress import Report
 
 logger = logging.getLogger(__name__)
 
 _MARKS = ".stages"
+_AGAIN = "what an earlier run finished there is done again"
 
 Facts = dict[str, Any]
 Tell = Callable[[int, int], None]
@@ -60,9 +62,11 @@ class Stages:
         self._begin()
         # No name of a model has a plus, so no two folders have one mark.
         mark = self._marks / (folder.replace("/", "+") + ".json")
-        if mark.is_file():
-            facts: Facts = json.loads(mark.read_text(encoding="utf-8"))
-            return facts
+        if mark.exists():
+            try:
+                return read_document(mark, dict[str, Any], error=ExportError, advice=_AGAIN)
+            except ExportError as error:
+                logger.warning("%s", error)
         started = time.perf_counter()
         target = self.root / folder
         _remove(target)
@@ -110,7 +114,13 @@ class Stages:
 
     def _begin(self) -> None:
         path = self._marks / "identity.json"
-        is_same = path.is_file() and json.loads(path.read_text(encoding="utf-8")) == self._identity
+        is_same = False
+        if path.exists():
+            try:
+                found = read_document(path, dict[str, Any], error=ExportError, advice=_AGAIN)
+                is_same = found == self._identity
+            except ExportError as error:
+                logger.warning("%s", error)
         if not self._has_begun and self._has_finished():
             if is_same:
                 logger.info("taking over what an earlier run finished in %s", self.root)

@@ -76,7 +76,8 @@ def export_training(
         progress,
         is_file=True,
     )
-    return convert_document(facts, TrainingEntry, "a finished stage", is_closed=True)
+    where = f"a finished part of {stages.root}"
+    return convert_document(facts, TrainingEntry, where, advice="remove that", is_closed=True)
 
 
 def _add_training_graph(

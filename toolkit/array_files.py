@@ -84,7 +84,10 @@ def map_int32(
     """
     where = path.name
     check_regular(path, advice=advice, shown=where, max_bytes=MAX_FILE_BYTES)
-    fields = [("metadata", dict[str, str], {}), *((name, _Entry) for name in names)]
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
+        ("metadata", dict[str, str], {}),
+        *((name, _Entry) for name in names),
+    ]
     kind = msgspec.defstruct("Header", fields, rename={"metadata": "__metadata__"}, kw_only=True)
     try:
         size = path.stat().st_size

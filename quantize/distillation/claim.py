@@ -3,9 +3,11 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omnidraft_npu.documents import Count, convert_document, read_document, shown_value
 from omnidraft_npu.errors import CheckpointError, ConfigError
 from omnidraft_npu.files import write_json
 
@@ -45,27 +47,34 @@ def claim_folder(request: DistillRequest, corpus: Sequence[str], processes: Proc
 
 
 def _read(settings: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(settings.read_text(encoding="utf-8"))
-        if not isinstance(document, dict):
-            raise ValueError("it is not an object")
-    except ValueError as error:
-        raise CheckpointError(
-            f"{settings} is damaged ({error}): name another folder with --output"
-        ) from error
-    return document
+    advice = "it is damaged; name another folder with --output"
+    return read_document(settings, dict[str, Any], error=CheckpointError, advice=advice)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prompts:
+    """What a run began with."""
+
+    count: Count | None = None
+    sha256: str | None = None
 
 
 def _require_same(before: dict[str, Any], request: DistillRequest, corpus: Sequence[str]) -> None:
     for name, value in request.identity().items():
         if before.get(name) != value:
             raise ConfigError(
-                f"the run in {request.output} has {name} {before.get(name)}, not {value}: "
-                "ask for the same, or name another folder"
+                f"the run in {request.output} has {name} {shown_value(before.get(name))}, not "
+                f"{value}: ask for the same, or name another folder"
             )
     # More prompts may follow: those before them are answered as they were.
-    asked = before.get("prompts") or {}
-    if prompts_hash(request.all_prompts()[: asked.get("count")]) != asked.get("sha256"):
+    asked = convert_document(
+        before.get("prompts") or {},
+        _Prompts,
+        f"{request.output / 'settings.json'}: prompts",
+        error=CheckpointError,
+        advice="it is damaged; name another folder with --output",
+    )
+    if prompts_hash(request.all_prompts()[: asked.count]) != asked.sha256:
         what = "those it began with" if request.prompts else "its --prompts or this tool's version"
         raise ConfigError(
             f"the run in {request.output} began with other prompts: give {what} again "

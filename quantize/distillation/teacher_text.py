@@ -10,12 +10,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.array_files import read_arrays
+from omnidraft_npu.documents import parse_document, shown_text
 from omnidraft_npu.errors import CheckpointError
 from omnidraft_npu.files import write_safetensors
 
 Ids = npt.NDArray[np.int32]
 _HELD_OUT = 20
 """One in so many prompts is never trained on."""
+
+
+_AGAIN = "delete it and run the same command with --resume"
+_KINDS: dict[str, tuple[type[np.generic], int]] = {
+    "prompt_ids": (np.int32, 1),
+    "token_ids": (np.int32, 1),
+    "top_ids": (np.int32, 2),
+    "log_probs": (np.float16, 2),
+    "sizes": (np.int32, 2),
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -108,23 +120,27 @@ def read_responses(shards: Iterable[Path]) -> Iterator[Response]:
 
 
 def _read_shard(path: Path) -> Iterator[Response]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            rows = json.loads(file.metadata()["rows"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        sizes = tensors["sizes"]
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from error
-    ends = np.cumsum(sizes, axis=0)
+    tensors, metadata = read_arrays(path, _KINDS, error=CheckpointError, advice=_AGAIN)
+    rows = parse_document(
+        metadata.get("rows", ""), tuple[_Row, ...], str(path), error=CheckpointError, advice=_AGAIN
+    )
+    sizes = tensors["sizes"]
+    ends = np.cumsum(sizes, axis=0, dtype=np.int64)
+    totals = ends[-1].tolist() if len(ends) else [0, 0]
+    found = [len(tensors[name]) for name in ("prompt_ids", "token_ids", "top_ids", "log_probs")]
+    if (
+        sizes.shape != (len(rows), 2)
+        or sizes.min(initial=0) < 0
+        or found != totals + totals[1:] * 2
+    ):
+        raise CheckpointError(f"{path} holds arrays that do not fit together: {_AGAIN}")
     for row, (prompt_end, end), (num_prompt, num_tokens) in zip(rows, ends, sizes, strict=True):
         mine = slice(end - num_tokens, end)
         yield Response(
-            task=row["task"],
-            prompt=row["prompt"],
-            source=row["source"],
-            is_greedy=row["greedy"],
+            task=row.task,
+            prompt=row.prompt,
+            source=row.source,
+            is_greedy=row.greedy,
             prompt_ids=tensors["prompt_ids"][prompt_end - num_prompt : prompt_end],
             token_ids=tensors["token_ids"][mine],
             top_ids=tensors["top_ids"][mine],
@@ -133,6 +149,14 @@ def _read_shard(path: Path) -> Iterator[Response]:
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is damaged ({error}): delete it and run the same command with --resume"
-    )
+    return CheckpointError(f"{path} is damaged ({shown_text(str(error))}): {_AGAIN}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """What a shard says of one response."""
+
+    task: str
+    prompt: str
+    source: str
+    greedy: bool

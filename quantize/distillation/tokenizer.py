@@ -9,7 +9,8 @@ from typing import Any
 
 from omnidraft_npu.bridge.pieces import PieceEncoder
 from omnidraft_npu.bridge.vocabulary import END_ROLES, Role, Vocabulary
-from omnidraft_npu.errors import ConfigError
+from omnidraft_npu.documents import TokenId, read_bytes, read_document
+from omnidraft_npu.errors import CheckpointError, ConfigError
 from omnidraft_npu.files import write_json
 
 from ..checkpoints.checkpoint import TokenizerFiles
@@ -89,13 +90,16 @@ def write_files(folder: Path, files: TokenizerFiles) -> None:
 
 def read_files(folder: Path) -> TokenizerFiles:
     """What `write_files` kept."""
-    eos_token_ids, bos_token_id = json.loads((folder / "ids.json").read_text(encoding="utf-8"))
-    config = (folder / "tokenizer_config.json").read_text(encoding="utf-8")
+    advice = f"delete {folder} and run the same command with --resume"
+    wanted: dict[str, Any] = {"error": CheckpointError, "advice": advice}
+    ids = read_document(folder / "ids.json", tuple[tuple[TokenId, ...], TokenId | None], **wanted)
+    config = read_document(folder / "tokenizer_config.json", dict[str, Any], **wanted)
+    document = read_bytes(folder / "tokenizer.json", max_bytes=2**27, **wanted)
     return TokenizerFiles(
-        tokenizer_json=(folder / "tokenizer.json").read_text(encoding="utf-8"),
-        tokenizer_config=json.loads(config),
-        eos_token_ids=tuple(eos_token_ids),
-        bos_token_id=bos_token_id,
+        tokenizer_json=document.decode(errors="replace"),
+        tokenizer_config=config,
+        eos_token_ids=ids[0],
+        bos_token_id=ids[1],
     )
 
 

@@ -200,7 +200,7 @@ class BundleSite:
     def options(self, mutator: Mutator) -> str:
         """What users type: values of options, names, prompts."""
         values = [*WORDS, "0", "-0", "1e-40", "1e38", "inf", "nan", "2147483648", "1e5", "٣", "0x1"]
-        name, value = mutator.one(OPTIONS), mutator.one(values)
+        name, value = mutator.one(OPTIONS), mutator.one(values).replace("\0", "")
         if name == "--threads" and value == "1e5":
             value = "-5"
         temperature = mutator.one(["0", "0", "1", "1e-40", "1e38"])
@@ -208,7 +208,8 @@ class BundleSite:
 
     def names(self, mutator: Mutator) -> str:
         """Arguments that name a bundle, a file or a thing in it."""
-        word, bundle = mutator.one(WORDS), str(self.bundle)
+        # No system can hand a NUL to a program as a part of an argument.
+        word, bundle = mutator.one(WORDS).replace("\0", ""), str(self.bundle)
         return command(
             *mutator.one(
                 [

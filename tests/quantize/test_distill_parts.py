@@ -1,5 +1,7 @@
 """The torch side of distillation, part by part, on tiny random models."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -105,7 +107,7 @@ def test_shards_give_back_what_was_written(tmp_path, responses):
 
 def test_a_damaged_shard_is_named(tmp_path):
     shard_path(tmp_path, 0).write_bytes(b"not a shard")
-    with pytest.raises(CheckpointError, match=r"00000\.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"00000\.safetensors is not a safetensors file"):
         list(read_responses(shards_of(tmp_path)))
 
 
@@ -248,3 +250,21 @@ def test_a_scale_of_the_wrong_shape_is_refused(tmp_path, drafter, files):
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="stored as I8, which is not supported"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["rows", "sizes", "types"])
+def test_a_shard_whose_rows_do_not_fit_its_arrays_is_one_line(tmp_path, damage):
+    from safetensors.numpy import save_file
+
+    tensors = {
+        "prompt_ids": np.zeros(2, np.int32),
+        "token_ids": np.zeros(3, np.int32 if damage != "types" else np.int64),
+        "top_ids": np.zeros((3, 4), np.int32),
+        "log_probs": np.zeros((3, 4), np.float16),
+        "sizes": np.array([(2, 3 if damage != "sizes" else 7)], np.int32),
+    }
+    row = {"task": "t", "prompt": "p", "source": "", "greedy": damage != "rows" or "yes"}
+    save_file(tensors, shard_path(tmp_path, 0), {"rows": json.dumps([row])})
+    with pytest.raises(CheckpointError, match=r"00000\.safetensors.*--resume") as caught:
+        list(read_responses(shards_of(tmp_path)))
+    assert "\n" not in str(caught.value)

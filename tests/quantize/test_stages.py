@@ -82,3 +82,16 @@ def test_forgetting_drops_the_book_keeping_only(tmp_path):
     Stages.forget(stages.root)
     left = [path.name for path in stages.root.rglob("*") if path.is_file()]
     assert left == ["file"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"[" * 100_000, b"\xff", b'{"value": NaN}'])
+def test_a_damaged_mark_is_reported_and_its_stage_done_again(tmp_path, caplog, content):
+    """A mark that a full disk had cut ended every later export in a traceback."""
+    root = tmp_path / "work"
+    Stages(root, {"a": 1}).run("first", "one", write, quiet)
+    (root / ".stages" / "one.json").write_bytes(content)
+    assert Stages(root, {"a": 1}).run("first", "one", write, quiet) == {"value": 1}
+    assert "one.json" in caplog.text
+    (root / ".stages" / "identity.json").write_bytes(content)
+    assert Stages(root, {"a": 1}).run("first", "one", write, quiet) == {"value": 1}
+    assert "identity.json" in caplog.text

@@ -195,6 +195,8 @@ def kind_of(document: Mapping[str, Any]) -> str:
     Raises:
         TokenizerError: any other kind.
     """
+    if not isinstance(document, Mapping):
+        raise TokenizerError("tokenizer.json is not an object: get the tokenizer's files again")
     model = _converted(_only(document.get("model") or {}, _Kind), _Kind)
     supported = "supported are byte-level BPE and BPE with '▁' for a space"
     if model.type != "BPE":
