@@ -10,6 +10,7 @@ from omnidraft_npu.errors import CheckpointError
 
 from .config_fields import ConfigFields
 from .gguf_file import GgufHeader
+from .gguf_keys import check_metadata, decided_metadata
 from .gguf_rope import llama3_scaling
 from .hf_config import SUPPORTED
 
@@ -21,25 +22,6 @@ _FAMILIES = {
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
-}
-
-# Metadata that changes what is computed, and the values that leave it as it is.
-_REFUSED: dict[str, tuple[Any, ...]] = {
-    "attention.scale": (0,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.causal": (True,),
-    "use_parallel_residual": (False,),
-    "logit_scale": (0, 1),
-    "residual_scale": (0, 1),
-    "embedding_scale": (0, 1),
-    "rope.scaling.attn_factor": (0, 1),
-    "rope.dimension_sections": (),
-    "attention.temperature_scale": (0,),
-    "attention.kv_lora_rank": (0,),
-    "attention.q_lora_rank": (0,),
-    "attention.shared_kv_layers": (0,),
-    "attention.output_gate": (False,),
 }
 
 
@@ -60,11 +42,8 @@ def config_document(
             missing.
     """
     fields = _own_fields(header, source, other_way)
-    for name, harmless in _REFUSED.items():
-        value = fields.get(name)
-        if value is not None and value not in harmless:
-            raise fields.unsupported(name, value, "a decoder with this factor or switch")
     family = fields.text("general.architecture")
+    check_metadata(fields, f"{family}.")
     model_type, class_name = _FAMILIES[family]
     num_heads = fields.count("attention.head_count")
     hidden_size = fields.count("embedding_length")
@@ -141,7 +120,8 @@ def _own_fields(header: GgufHeader, source: str, other_way: str) -> ConfigFields
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or not embedding.shape:
         raise CheckpointError(f"{source}: tensor token_embd.weight is missing; get the file again")
-    plain = {k.removeprefix(f"{family}."): _plain(v) for k, v in header.fields.items()}
+    known = {f"{family}.{name}": name for name in decided_metadata()}
+    plain = {known.get(key, key): _plain(value) for key, value in header.fields.items()}
     return ConfigFields(plain, source, other_way=other_way)
 
 

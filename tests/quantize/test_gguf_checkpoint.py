@@ -14,6 +14,7 @@ from tiny_models import ARCHITECTURES, tiny_model
 
 from omnidraft_npu.errors import CheckpointError
 from omnidraft_npu.quantize.architecture import Llama3Scaling
+from omnidraft_npu.quantize.checkpoints.gguf_keys import decided_metadata
 from omnidraft_npu.quantize.checkpoints.gguf_rope import llama3_factors, llama3_scaling
 from omnidraft_npu.quantize.checkpoints.hf_config import decoder_config
 from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
@@ -137,6 +138,9 @@ def test_frequency_factors_that_are_not_llama_3s_are_refused(tmp_path):
         ({"llama.rope.dimension_count": 8}, r"partial_rotary_factor is 0\.5"),
         ({"llama.logit_scale": 2}, "logit_scale is 2"),
         ({"llama.attention.value_length": 8}, "value_length is 8"),
+        ({"llama.attention.key_length_swa": 8}, "key_length_swa is 8"),
+        ({"llama.attention.shared_kv_layers": 2}, "shared_kv_layers is 2"),
+        ({"llama.nextn_predict_layers": 1}, "nextn_predict_layers is 1"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(tmp_path, metadata, message):
@@ -366,3 +370,23 @@ def test_a_huge_array_takes_neither_memory_nor_time(tmp_path, kind):
         tracemalloc.stop()
     assert peak < 20e6
     assert time.perf_counter() - started < 5
+
+
+def test_every_key_of_the_package_that_describes_a_decoder_is_decided_on():
+    import gguf
+
+    groups = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope)
+    keys = {
+        value.removeprefix("{arch}.")
+        for group in groups
+        for value in vars(group).values()
+        if isinstance(value, str) and value.startswith("{arch}.") and "{dense}" not in value
+    }
+    assert len(keys) > 50
+    assert keys <= decided_metadata()
+
+
+def test_metadata_that_nobody_knows_is_warned_of_by_name(tmp_path, caplog):
+    metadata = {"llama.brand_new": 5, "llama.vocab_size": 160, "custom.key": 1}
+    open_checkpoint(write_gguf(tmp_path / "m.gguf", tiny_model("llama"), metadata=metadata))
+    assert [r.getMessage() for r in caplog.records] == ["m.gguf: not used: llama.brand_new"]
