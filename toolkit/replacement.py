@@ -34,6 +34,7 @@ from .state_folder import (
     changing_all,
     check_links,
     learned_targets,
+    real_path,
     replaced_path,
 )
 
@@ -46,13 +47,13 @@ _POLL_S = 0.02
 
 def partial_path(output: Path) -> Path:
     """Where a new bundle is made before it takes the place of `output`."""
-    output = output.resolve()
+    output = real_path(output)
     return output.parent / f"{output.name}.partial"
 
 
 def export_lock(output: Path) -> Path:
     """The lock file that is held by whoever makes, replaces or restores `output`."""
-    output = output.resolve()
+    output = real_path(output)
     return output.parent / f".{output.name}.lock"
 
 
@@ -61,9 +62,9 @@ def restore(output: Path) -> None:
 
     Never fails: what cannot be mended now is reported, and left as it is.
     """
-    output = output.resolve()
+    output = real_path(output)
     deadline = time.monotonic() + _EXPORT_S
-    while _has_leftovers(output) or _removed_path(output).exists():
+    while _has_leftovers(output) or os.path.lexists(_removed_path(output)):
         try:
             with exclusive(export_lock(output), _refuse):
                 problem = recover(output)

@@ -58,9 +58,14 @@ def _state(bundle: Path, target_name: str) -> Path:
     return bundle / STATE
 
 
+def real_path(path: Path) -> Path:
+    """A path without links; one whose links lead in a circle stays as it is."""
+    return Path(os.path.realpath(path))
+
+
 def replaced_path(bundle: Path) -> Path:
     """Where the bundle that an export replaces lies until the new one is in its place."""
-    bundle = bundle.resolve()
+    bundle = real_path(bundle)
     return bundle.parent / f"{bundle.name}.replaced"
 
 

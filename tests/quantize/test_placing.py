@@ -204,3 +204,11 @@ def test_a_state_that_leads_out_of_the_bundle_is_refused_before_any_work(tmp_pat
     with pytest.raises(StateError, match="is a link"):
         check_output(old, force=True)
     assert names(docs) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("name", ["loop", "x" * 250, "missing"])
+def test_a_place_that_holds_no_bundle_is_one_error_whatever_its_name(tmp_path, name):
+    if name == "loop" and os.name != "nt":
+        (tmp_path / name).symlink_to(tmp_path / name)
+    with pytest.raises(BundleError, match="is not a directory"):
+        open_bundle(tmp_path / name)
