@@ -85,7 +85,7 @@ def spread(calls, num_kills):
 
 
 EVERY = 10_000
-KILLS = [pytest.param(6, id="some"), pytest.param(EVERY, id="every", marks=pytest.mark.slow)]
+KILLS = [pytest.param(4, id="some"), pytest.param(EVERY, id="every", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("num_kills", KILLS)

@@ -105,7 +105,8 @@ def test_nothing_is_read_written_or_erased_where_a_link_or_pipe_lies(learning_co
             result = invoke(*command)
             assert result.exit_code == 1, result.output
             (line,) = result.stderr.strip().splitlines()
-            assert f"{path} is " in line
+            what = "a link" if path.is_symlink() else "neither a folder nor a regular file"
+            assert f"{path} is {what}" in line
             assert line.endswith("until it is removed")
         assert contents(docs) == before
         assert path.is_symlink() or not path.is_file()

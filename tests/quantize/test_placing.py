@@ -13,7 +13,7 @@ from omnidraft_npu.bundle import open_bundle
 from omnidraft_npu.errors import BundleError, ExportError, StateError
 from omnidraft_npu.quantize import placing
 from omnidraft_npu.quantize.placing import check_output, put_in_place
-from omnidraft_npu.replacement import restore
+from omnidraft_npu.replacement import remove_replaced, restore
 from omnidraft_npu.state_folder import learning
 
 
@@ -143,6 +143,13 @@ def test_a_folder_of_the_users_with_the_name_of_a_replaced_bundle_is_never_delet
         put_in_place(folder(tmp_path / "out.partial", "new"), old)
     assert (foreign / "thesis.txt").exists()
     assert (old / "manifest.json").read_text() == "old"
+
+
+def test_an_old_bundle_in_which_something_learned_is_left_is_never_deleted(tmp_path):
+    folder(tmp_path / "out", "new")
+    learn(folder(tmp_path / "out.replaced", "old"), 1)
+    remove_replaced(tmp_path / "out")
+    assert LearnedState(bundle=tmp_path / "out.replaced").numbers() == [1]
 
 
 def test_a_missing_bundle_whose_replacement_never_came_opens_again(tmp_path):
