@@ -35,7 +35,7 @@ class LearnerReport:
     """Number of the newest example when it began."""
     ended: str | None = None
     """None while it is at work, or where it was killed."""
-    lessons: list[str] = field(default_factory=list)
+    updates: list[str] = field(default_factory=list)
     """One line each."""
     warnings: list[str] = field(default_factory=list)
     error: str | None = None

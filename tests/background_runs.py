@@ -1,5 +1,6 @@
 """`omnidraft-npu run` at a terminal, as a process of its own, which may start learning."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -39,11 +40,21 @@ def start_run(bundle: Path, home: Path, *options: str, is_terminal: bool = True)
 
 def finish(process, main) -> str:
     """Its text, once nobody holds its stdout any more."""
+    return finish_both(process, main)[0]
+
+
+def finish_both(process, main) -> tuple[str, str]:
+    """The same, and what it wrote to its terminal."""
     text, _ = process.communicate(timeout=60)
+    shown = b""
     if main is not None:
+        # Linux ends a terminal that nobody writes to any more with an error.
+        with contextlib.suppress(OSError):
+            while block := os.read(main, 65536):
+                shown += block
         os.close(main)
-    assert process.returncode == 0
-    return text.decode()
+    assert process.returncode == 0, shown
+    return text.decode(), shown.decode()
 
 
 def report_of(bundle: Path) -> dict:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from background_runs import finish, keep_answers, report_of, start_run, wait_for
+from background_runs import finish, finish_both, keep_answers, report_of, start_run, wait_for
 from click.testing import CliRunner
 
 from omnidraft_npu.activity import at_work
@@ -49,10 +49,11 @@ def test_learning_outlives_the_command_and_pauses_while_another_is_at_work(bundl
     """It holds no pipe of ours, has the lowest priority, and reports what came of it."""
     assert list_of(bundle) is None
     with at_work():
-        finish(*start_run(bundle, home))
+        _, shown = finish_both(*start_run(bundle, home))
+        assert "learning from 8 answers in the background" in shown
         process = wait_for(lambda: report_of(bundle))["process"]
         time.sleep(1.0)
-        assert (report_of(bundle)["lessons"], report_of(bundle)["ended"]) == ([], None)
+        assert (report_of(bundle)["updates"], report_of(bundle)["ended"]) == ([], None)
         assert list_of(bundle)["is_at_work"]
         assert os.getpriority(os.PRIO_PROCESS, process) == 19
         assert os.getsid(process) == process
@@ -62,11 +63,11 @@ def test_learning_outlives_the_command_and_pauses_while_another_is_at_work(bundl
         arguments = Path(f"/proc/{process}/cmdline").read_text().split("\0")
         assert arguments[1:4] == ["-P", "-m", "omnidraft_npu.commands.learning_process"]
     report = wait_for(lambda: report_of(bundle)["ended"] and report_of(bundle))
-    assert "learned from 8 answers" in report["lessons"][0]
+    assert "learned from 8 answers" in report["updates"][0]
     assert report["error"] is None
     wait_for(lambda: not is_alive(process))
     learner = list_of(bundle)
-    assert (learner["is_at_work"], learner["lessons"]) == (False, report["lessons"])
+    assert (learner["is_at_work"], learner["updates"]) == (False, report["updates"])
     shown = CliRunner().invoke(cli, ["adapters", "list", str(bundle)]).stdout
     assert "learning in the background ended" in shown
     assert "learned from 8 answers" in shown
@@ -80,12 +81,12 @@ def test_a_learner_that_is_asked_to_end_ends_soon_and_loses_nothing(bundle, home
         wait_for(lambda: not is_alive(process), seconds=20)
     report = report_of(bundle)
     assert report["ended"]
-    assert (report["error"], report["lessons"]) == (None, [])
+    assert (report["error"], report["updates"]) == (None, [])
     with only_learner(bundle, "target"):
         pass
     finish(*start_run(bundle, home))
-    report = wait_for(lambda: report_of(bundle)["lessons"] and report_of(bundle))
-    assert "learned from 8 answers" in report["lessons"][0]
+    report = wait_for(lambda: report_of(bundle)["updates"] and report_of(bundle))
+    assert "learned from 8 answers" in report["updates"][0]
     wait_for(lambda: not is_alive(report["process"]))
 
 

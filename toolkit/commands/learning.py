@@ -62,7 +62,7 @@ def learn_now(pair: "OpenedPair", *, threads: int | None) -> None:
     def busy() -> None:
         echo("another process is learning for this target: waiting for it", err=True)
 
-    num_lessons = 0
+    num_updates = 0
     try:
         with open_learner(pair, LearnerConfig(), threads=threads, busy=busy) as learner:
             while learner.is_due:
@@ -70,9 +70,9 @@ def learn_now(pair: "OpenedPair", *, threads: int | None) -> None:
                     lesson = learner.step(report=report)
                 if lesson is None:
                     return
-                num_lessons += 1
+                num_updates += 1
                 echo(str(lesson), err=True)
-            if not num_lessons:
+            if not num_updates:
                 echo(
                     f"nothing to learn yet: {learner.num_new} of the {learner.config.batch} "
                     "answers that an update takes are kept",

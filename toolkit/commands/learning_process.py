@@ -89,7 +89,7 @@ def command(bundle: Path, target: str, threads: int | None, devices: "DeviceConf
             report.write(opened, entry)
 
     def add(lesson: Lesson) -> None:
-        report.lessons.append(str(lesson))
+        report.updates.append(str(lesson))
         write()
 
     try:

@@ -105,7 +105,7 @@ def learner_lines(facts: dict[str, Any] | None) -> list[str]:
         state = f"learning in the background began {facts['started']} and was killed"
     else:
         state = f"learning in the background ended {facts['ended']}"
-    lines = [state, *facts["lessons"], *facts["warnings"]]
+    lines = [state, *facts["updates"], *facts["warnings"]]
     return lines if facts["error"] is None else [*lines, f"it failed: {facts['error']}"]
 
 
