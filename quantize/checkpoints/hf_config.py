@@ -179,6 +179,10 @@ def _context_length(fields: ConfigFields, linear_factor: float) -> int:
     return min(int(trained * max(1.0, linear_factor)), 2**31 - 1)
 
 
+_LARGEST_HEAD = 2**16
+"""Rotary tables are made for a head before any tensor shows that its size is wrong."""
+
+
 def _head_dim(fields: ConfigFields, hidden_size: int, num_heads: int) -> int:
     """`head_dim`, or the width shared out among the heads."""
     if fields.get("head_dim") is None and hidden_size % num_heads:
@@ -190,6 +194,11 @@ def _head_dim(fields: ConfigFields, hidden_size: int, num_heads: int) -> int:
     if head_dim % 2:
         raise fields.unsupported(
             "head_dim", head_dim, "an odd head size (rotary needs an even one)"
+        )
+    if head_dim > _LARGEST_HEAD:
+        raise CheckpointError(
+            f"{fields.source}: heads of {head_dim} (hidden_size {hidden_size}, {num_heads} heads) "
+            f"are larger than {_LARGEST_HEAD}; the file is damaged"
         )
     return head_dim
 

@@ -289,3 +289,10 @@ def test_quantised_weights_are_refused_with_the_checkpoint_to_use():
         "config.json: quantization_config is {'bits': 4}: a checkpoint that is already quantised "
         "is not supported; use the original one"
     )
+
+
+def test_heads_that_no_model_has_are_refused_before_tables_are_made_for_them():
+    """A head of 2**31 took half a minute and 40 GB, then the tensors did not fit."""
+    document = {"model_type": "llama", "hidden_size": 2**31 - 2, "num_attention_heads": 1}
+    with pytest.raises(CheckpointError, match="heads of 2147483646"):
+        decoder_config(document, "config.json")
