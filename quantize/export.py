@@ -23,7 +23,7 @@ from omnidraft_npu.replacement import export_lock, partial_path
 from .htp_model import HtpModel, check_htp
 from .htp_stage import export_htp
 from .model_request import ModelRequest
-from .model_stage import PreparedModel, check_generation, export_model, prepare_model
+from .model_stage import PreparedModel, check_generation, check_text, export_model, prepare_model
 from .placing import check_output, put_in_place
 from .preflight import check_disk, size_text
 from .spelling_stage import export_spelling
@@ -140,6 +140,7 @@ def _run_stages(request: ExportRequest, stages: Stages, progress: Report) -> Man
     progress("reading models", len(requests), len(requests))
     for model in models[1:]:
         check_generation(model)
+        check_text(model)
     _preflight(models, stages.root)
     drafter = _model(models[0], "drafter", stages, progress)
     targets = {

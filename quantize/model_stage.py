@@ -90,6 +90,22 @@ def check_generation(model: PreparedModel) -> None:
         )
 
 
+def check_text(model: PreparedModel) -> None:
+    """Read a target's tokenizer, and pass if its chat template runs.
+
+    Raises:
+        CheckpointError, TokenizerError: a document is damaged, or the template cannot run.
+    """
+    from .tokenization.hf_tokenizer import has_tokenizer, read_tokenizer
+    from .tokenization.tokenizer_checks import check_usable
+
+    files, path = model.tokenizer, model.request.path
+    if files is None and has_tokenizer(path):  # else the other exporter makes one
+        files = read_tokenizer(path)
+    if files is not None:
+        check_usable(files, path.name)
+
+
 def export_model(model: PreparedModel, root: Path, folder: str, tell: Tell) -> Facts:
     """Write a model's graph and tokenizer.
 

@@ -15,7 +15,7 @@ from omnidraft_npu.system_errors import limit_reached
 from .checkpoints.checkpoint import SourceFiles
 from .checkpoints.json_file import read_object
 from .foreign_graph import ForeignGraph
-from .tokenization.hf_tokenizer import read_tokenizer
+from .tokenization.hf_tokenizer import has_tokenizer, read_tokenizer
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,8 +47,7 @@ def export_with_optimum(model_path: Path, folder: Path) -> ForeignGraph:
     architecture = str(document.get("model_type"))
     _trace(model_path, folder, architecture)
     # A checkpoint with a slow tokenizer only gets a fast one from optimum.
-    has_fast = any((model_path / n).is_file() for n in ("tokenizer.json", "tokenizer.model"))
-    tokenizer = read_tokenizer(model_path if has_fast else folder)
+    tokenizer = read_tokenizer(model_path if has_tokenizer(model_path) else folder)
     for path in folder.iterdir():
         if not path.name.startswith("model.onnx"):
             path.unlink()

@@ -8,6 +8,7 @@ from omnidraft_npu.text.tokenizer import Tokenizer
 
 from ..checkpoints.checkpoint import Checkpoint, TokenizerFiles
 from ..checkpoints.open_checkpoint import open_checkpoint
+from ..tokenization.tokenizer_checks import check_usable
 from .requirements import require_byte_fallback, require_plain_decoder
 from .tokenizer import vocabulary_of
 
@@ -40,10 +41,12 @@ def open_target(path: Path) -> DistillTarget:
     Raises:
         CheckpointError: it is damaged or not supported.
         ConfigError: its architecture cannot be run as a teacher.
-        TokenizerError: its tokenizer is not known, or has no byte fallback.
+        TokenizerError: its tokenizer is not known, or has no byte fallback, or its chat template
+            cannot run.
     """
     checkpoint = open_teacher(path)
     files = checkpoint.tokenizer()
+    check_usable(files, path.name)
     tokenizer = Tokenizer.from_documents(files.tokenizer_json, files.tokenizer_config)
     vocabulary = vocabulary_of(files)
     require_byte_fallback(tokenizer, vocabulary, path.name)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from omnidraft_npu.documents import convert_document
 from omnidraft_npu.errors import TokenizerError
 
 from ..checkpoints.checkpoint import TokenizerFiles
@@ -22,6 +23,7 @@ from .tokenizer_documents import (
 logger = logging.getLogger(__name__)
 
 _PREFIX = "tokenizer.ggml."
+_ADVICE = "it is damaged, get it again"
 # Gemma's file and its published `tokenizer.json` differ in which tokens are special: there
 # the marks of an image are, though user-defined, and the reserved names are not, though control.
 _IMAGE_MARK = re.compile(r"<(start|end)_of_image>")
@@ -64,7 +66,7 @@ def _byte_level(fields: Mapping[str, Any]) -> TokenizerFiles:
         )
     pieces = _pieces(fields)
     bos = _wanted_bos(fields, pieces, default=pre.adds_bos)
-    merges = [_pair(text) for text in _array(fields, "merges")]
+    merges = [_pair(text) for text in _array(fields, "merges", str)]
     document = byte_level_document(pieces, merges, pre, _text(pieces, bos))
     return _files(fields, pieces, document, bos, pre)
 
@@ -78,7 +80,7 @@ def _space_mark(fields: Mapping[str, Any]) -> TokenizerFiles:
             "the GGUF file's tokenizer rewrites its text (remove_extra_whitespaces or a character "
             "map), which is not supported: use the Hugging Face checkpoint of this model"
         )
-    pieces = _pieces(fields, scores=_array(fields, "scores"))
+    pieces = _pieces(fields, scores=_array(fields, "scores", float))
     scores = [piece.score for piece in pieces if piece.kind == PieceKind.NORMAL]
     if len(scores) > 2 * len(set(scores)):
         raise TokenizerError(
@@ -117,9 +119,9 @@ def _files(
         token = _text(pieces, _special_id(fields, role, len(pieces), is_needed=role == "eos"))
         if token is not None:
             config[key] = token
-    template = fields.get("tokenizer.chat_template")
-    if template:
-        config["chat_template"] = str(template)
+    templates = _templates(fields)
+    if templates:
+        config["chat_template"] = templates
     return TokenizerFiles(
         tokenizer_json=text,
         tokenizer_config=config,
@@ -128,10 +130,25 @@ def _files(
     )
 
 
+def _templates(fields: Mapping[str, Any]) -> str | list[dict[str, str]]:
+    """The chat template; several as `tokenizer_config.json` has them; empty for none."""
+    prefix = "tokenizer.chat_template"
+    found = {
+        key.removeprefix(prefix).removeprefix(".") or "default": value
+        for key, value in fields.items()
+        if key == prefix or key.startswith(f"{prefix}.")
+    }
+    where = f"{prefix} of the GGUF file"
+    templates = convert_document(found, dict[str, str], where, error=TokenizerError, advice=_ADVICE)
+    if list(templates) == ["default"]:
+        return templates["default"]
+    return [{"name": name, "template": text} for name, text in templates.items() if text]
+
+
 def _pieces(fields: Mapping[str, Any], scores: Sequence[float] | None = None) -> list[Piece]:
     """The tokens in the order of their ids."""
-    texts = _array(fields, "tokens")
-    kinds = _array(fields, "token_type")
+    texts = _array(fields, "tokens", str)
+    kinds = _array(fields, "token_type", int)
     for name, values in (("token_type", kinds), ("scores", scores)):
         if values is not None and len(values) != len(texts):
             raise TokenizerError(
@@ -170,19 +187,17 @@ def _special_by_name(text: str, kind: PieceKind) -> bool | None:
     return None
 
 
-def _array(fields: Mapping[str, Any], name: str) -> Sequence[Any]:
-    values = fields.get(_PREFIX + name)
+def _array(fields: Mapping[str, Any], name: str, kind: Any) -> list[Any]:
+    key = _PREFIX + name
+    values = fields.get(key)
     if values is None:
         raise TokenizerError(
             f"the GGUF file has no {_PREFIX}{name}, without which its tokenizer cannot be rebuilt: "
             "use the Hugging Face checkpoint of this model"
         )
-    if not isinstance(values, list):
-        raise TokenizerError(
-            f"{_PREFIX}{name} of the GGUF file is {values!r:.40}, not a list: it is damaged, "
-            "get it again"
-        )
-    return values
+    return convert_document(
+        values, list[kind], f"{key} of the GGUF file", error=TokenizerError, advice=_ADVICE
+    )
 
 
 def _pair(text: str) -> tuple[str, str]:

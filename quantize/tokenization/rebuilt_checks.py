@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omnidraft_npu.errors import TokenizerError
+from omnidraft_npu.text.tokenizer_document import parsed_tokenizer
 
 from .pretokenizers import PreTokenizer
 from .tokenizer_documents import Piece, PieceKind
@@ -33,15 +34,7 @@ def check_rebuilt(tokenizer_json: str, pieces: Sequence[Piece], pre: PreTokenize
     Raises:
         TokenizerError: naming the first thing that is wrong.
     """
-    import tokenizers
-
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-    except Exception as error:
-        raise TokenizerError(
-            f"the model file's tokens and merges make no tokenizer: {error}. It is damaged: "
-            "get it again"
-        ) from error
+    tokenizer = parsed_tokenizer(tokenizer_json, "what the model file's tokens and merges give")
     problems = [*_split_problems(tokenizer, pre)] if pre is not None else []
     problems += _id_problems(tokenizer, pieces)
     problems += _text_problems(tokenizer, pieces)

@@ -1,5 +1,6 @@
 """SentencePiece `tokenizer.model` files: the pieces, and what is done to a text before merging."""
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ def _parts(data: bytes) -> tuple[list[Piece], dict[int, _Value], dict[int, _Valu
 
 def _piece(fields: dict[int, _Value]) -> Piece:
     (score,) = struct.unpack("<f", _as_bytes(fields.get(_SCORE, bytes(4))))
+    if math.isnan(score):
+        raise ValueError("a score that is no number")
     return Piece(
         text=_as_bytes(fields[_TEXT]).decode(),
         kind=PieceKind(int(fields.get(_KIND, PieceKind.NORMAL))),

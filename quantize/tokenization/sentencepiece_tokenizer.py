@@ -1,17 +1,23 @@
 """The tokenizer of a folder that has a SentencePiece `tokenizer.model` and no `tokenizer.json`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from omnidraft_npu.documents import read_document, shown_value
 from omnidraft_npu.errors import TokenizerError
-from omnidraft_npu.text.tokenizer_config import read_text, special_token
+from omnidraft_npu.text.tokenizer_config import special_token
 
 from ..checkpoints.checkpoint import TokenizerFiles
 from .rebuilt_checks import check_rebuilt
 from .sentencepiece_file import read_sentencepiece
 from .tokenizer_documents import Piece, PieceKind, SpacePrefix, space_mark_document, to_json
+
+_ADVICE = "get the file again"
+_MOST_IDS = 2**22
+_AddedId = Annotated[int, Meta(ge=0, lt=_MOST_IDS)]
 
 
 def tokenizer_from_sentencepiece(path: Path, tokenizer_config: dict[str, Any]) -> TokenizerFiles:
@@ -55,18 +61,20 @@ def _added_tokens(folder: Path, config: Mapping[str, Any]) -> dict[int, Piece]:
     """Tokens that the folder's documents add to the model, or whose kind they change, by id."""
     added: dict[int, Piece] = {}
     beside = folder / "added_tokens.json"
-    try:
-        if beside.is_file():
-            for text, i in json.loads(read_text(beside)).items():
-                added[int(i)] = Piece(text=text, kind=PieceKind.USER_DEFINED)
-        for i, token in (config.get("added_tokens_decoder") or {}).items():
-            kind = PieceKind.CONTROL if token.get("special") else PieceKind.USER_DEFINED
-            added[int(i)] = Piece(text=token["content"], kind=kind)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TokenizerError(
-            f"the added tokens of {folder.name} cannot be read ({error!r}): get added_tokens.json "
-            "and tokenizer_config.json again"
-        ) from error
+    if beside.is_file():
+        shown = f"{folder.name}/{beside.name}"
+        ids: dict[str, int] = read_document(
+            beside, dict[str, _AddedId], error=TokenizerError, advice=_ADVICE, shown=shown
+        )
+        added = {i: Piece(text=text, kind=PieceKind.USER_DEFINED) for text, i in ids.items()}
+    for key, token in (config.get("added_tokens_decoder") or {}).items():
+        if not (key.isascii() and key.isdecimal() and int(key[:10]) < _MOST_IDS):
+            raise TokenizerError(
+                f"{folder.name}/tokenizer_config.json: added_tokens_decoder has the key "
+                f"{shown_value(key)}, must be an id below {_MOST_IDS}: {_ADVICE}"
+            )
+        kind = PieceKind.CONTROL if token.get("special") else PieceKind.USER_DEFINED
+        added[int(key)] = Piece(text=token["content"], kind=kind)
     return added
 
 

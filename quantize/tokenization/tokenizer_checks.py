@@ -1,13 +1,18 @@
-"""Whether a tokenizer belongs to a model: every id it can give has a row of the embedding."""
+"""Whether a tokenizer can be used with its model: ids have rows, the chat template runs."""
 
 import json
+import logging
 from dataclasses import replace
 from typing import Any
 
 from omnidraft_npu.errors import TokenizerError
+from omnidraft_npu.text.chat_template import template_problem
+from omnidraft_npu.text.tokenizer_config import chat_templates, special_tokens
 
 from ..architecture import DecoderConfig
 from ..checkpoints.checkpoint import TokenizerFiles
+
+logger = logging.getLogger(__name__)
 
 
 def fitted_to_model(files: TokenizerFiles, config: DecoderConfig, source: str) -> TokenizerFiles:
@@ -26,13 +31,13 @@ def fitted_to_model(files: TokenizerFiles, config: DecoderConfig, source: str) -
     """
     document = json.loads(files.tokenizer_json)
     rows = config.num_logits
-    ids = _token_ids(document)
+    ids = token_ids(document)
     beyond = sorted(i for i in ids if i >= rows)
     if len(beyond) == 1 and config.architecture == "gemma3_text":
         added = document["added_tokens"]
         document["added_tokens"] = [token for token in added if token["id"] < rows]
         files = replace(files, tokenizer_json=json.dumps(document, ensure_ascii=False))
-        ids = _token_ids(document)
+        ids = token_ids(document)
         beyond = sorted(i for i in ids if i >= rows)
     if beyond or 2 * len(ids) < rows:
         raise TokenizerError(
@@ -51,7 +56,29 @@ def fitted_to_model(files: TokenizerFiles, config: DecoderConfig, source: str) -
     return files
 
 
-def _token_ids(document: dict[str, Any]) -> set[int]:
+def check_usable(files: TokenizerFiles, source: str) -> None:
+    """Pass if the chat templates run; warn where nothing is known that ends a response.
+
+    Raises:
+        TokenizerError: a template cannot be compiled, or renders no message of a user.
+    """
+    special = special_tokens(files.tokenizer_config)
+    for name, template in chat_templates(files.tokenizer_config).items():
+        problem = template_problem(template, special) if name == "default" else None
+        if problem is not None:
+            raise TokenizerError(
+                f"{source}: the chat template {problem}. Correct it (in chat_template.jinja or "
+                "tokenizer_config.json), or take it out to export the model without one"
+            )
+    if not files.eos_token_ids:
+        logger.warning(
+            "%s: no token is known that ends a response (eos_token_id of generation_config.json, "
+            "eos_token of tokenizer_config.json): every answer goes on to --max-new-tokens",
+            source,
+        )
+
+
+def token_ids(document: dict[str, Any]) -> set[int]:
     """Every id of a `tokenizers` document."""
     vocabulary = document["model"]["vocab"]
     ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))

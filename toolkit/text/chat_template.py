@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .bounded_templates import BoundedEnvironment
 
 _SHOWN = 300
+_RAW = ": use --raw to send the prompt as it is"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _HERE = "d41d8cd9 the answer goes on here"
 
@@ -73,6 +74,32 @@ def render_chat(
     return _cut(text) if continue_final_message else text
 
 
+def template_problem(template: str, special_tokens: Mapping[str, str]) -> str | None:
+    """Why a chat template cannot run; None where it renders a first message of a user.
+
+    A system's message may come before it, since some templates ask for one.
+    """
+    user = {"role": "user", "content": "Hello"}
+    problem = None
+    for chat in ([user], [{"role": "system", "content": "Answer briefly."}, user]):
+        try:
+            render_chat(template, chat, special_tokens=special_tokens, add_generation_prompt=True)
+        except TemplateError as error:
+            problem = problem or error.reason
+        else:
+            return None
+    return problem
+
+
+class TemplateError(PromptError):
+    """A chat template cannot be compiled, or not rendered with what it was given."""
+
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"the model's chat template {reason}{advice}")
+        self.reason = reason
+        """What the template does, without the advice."""
+
+
 class _CompiledTemplate:
     """One template, compiled once; renders for one thread at a time."""
 
@@ -98,10 +125,7 @@ class _CompiledTemplate:
         from .bounded_templates import MAX_SOURCE
 
         if len(source) > MAX_SOURCE:
-            raise PromptError(
-                f"the model's chat template has {len(source):,} characters, more than "
-                f"{MAX_SOURCE:,}: use --raw to send the prompt as it is"
-            )
+            raise TemplateError(f"has {len(source):,} characters, more than {MAX_SOURCE:,}", _RAW)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Python's, about the code that jinja writes
@@ -126,14 +150,14 @@ def _compiled(template: str) -> _CompiledTemplate:
     return _CompiledTemplate(template)
 
 
-def _refusal(error: Exception) -> PromptError:
+def _refusal(error: Exception) -> TemplateError:
     import jinja2
 
     if isinstance(error, jinja2.TemplateError):
         detail = shown_text(" ".join(str(error).split()), _SHOWN)
-        return PromptError(
-            f"the model's chat template cannot render this conversation: {detail}. "
-            "Change the messages, or use --raw to send the prompt as it is"
+        return TemplateError(
+            f"cannot render this conversation: {detail}",
+            ". Change the messages, or use --raw to send the prompt as it is",
         )
     if isinstance(error, RecursionError):
         detail = "it is nested too deeply, or calls itself without end"
@@ -141,10 +165,7 @@ def _refusal(error: Exception) -> PromptError:
         detail = "it takes more memory than there is"
     else:
         detail = shown_text(repr(error), _SHOWN)
-    return PromptError(
-        f"the model's chat template fails on this conversation ({detail}): "
-        "use --raw to send the prompt as it is"
-    )
+    return TemplateError(f"fails on this conversation ({detail})", _RAW)
 
 
 def _normalized(message: Mapping[str, Any]) -> dict[str, Any]:

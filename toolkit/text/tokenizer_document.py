@@ -69,5 +69,5 @@ def parsed_tokenizer(text: str, origin: str) -> tokenizers.Tokenizer:
         raise
     except BaseException as error:  # a panic of the library is no Exception
         raise TokenizerError(
-            f"{origin} is not a usable tokenizer ({shown_text(str(error), _SHOWN)}): {_ADVICE}"
+            f"{origin} is not a tokenizer ({shown_text(str(error), _SHOWN)}): {_ADVICE}"
         ) from error
