@@ -25,7 +25,7 @@ _ELEMENTS = {np.dtype(np.float32): 1, np.dtype(np.float16): 10}
 _INT32 = 6
 _NARROW = 128
 """Channels up to which no cut was ever seen; wider heads are searched over more keys."""
-_KEYS_NARROW, _KEYS_WIDE = 160, 600
+_KEYS_NARROW, _KEYS_WIDE = 160, 400
 _NEAR, _STRETCH = 80, 20
 _FAR = (120, 248, 504, 1016, 2040)
 """Where short stretches are looked at besides the first keys."""
@@ -81,16 +81,17 @@ class _Probe:
         )
         self._size = max(_FAR) + 2 * _STRETCH
         rng = np.random.default_rng(0)
-        shape = (1, 1, self._size, head_dim)
-        self._query, self._key, self._value = (
-            rng.standard_normal(shape, np.float32).astype(dtype) for _ in range(3)
-        )
-        self._past = {"past_key": self._key.copy(), "past_value": self._value.copy()}
+        values = rng.standard_normal((self._size, 3, head_dim), np.float32).astype(dtype)
+        self._packed = values.reshape(self._size, -1)
+        self._keys_and_values = values[:, 1:].swapaxes(0, 1)
+        self._caches = self._keys_and_values.copy()
+        self._last, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._binding = self._session.io_binding()
-        for name, buffer in self._past.items():
-            value = ort.OrtValue.ortvalue_from_numpy(buffer)
-            self._binding.bind_ortvalue_input(name, value)
-            self._binding.bind_ortvalue_output(name.replace("past", "present"), value)
+        self._bind("last_position", self._last)
+        self._bind("total_length", self._total)
+        for name, rows in zip(("key", "value"), self._caches, strict=True):
+            value = self._bind(f"past_{name}", rows[None, None])
+            self._binding.bind_ortvalue_output(f"present_{name}", value)
 
     def agrees(self, rule: ExactRule, places: range, lengths: Sequence[int]) -> bool:
         """Whether every row of a stretch has the same bits in passes of so many tokens."""
@@ -129,25 +130,19 @@ class _Probe:
         """``[num_tokens, head_dim]`` of a pass."""
         end, total = start + one.num_tokens, one.total
         taken = np.minimum(np.arange(start, total), end - 1)
-        feeds = {
-            "query": self._query,
-            "key": self._key,
-            "value": self._value,
-        }
-        for name, values in feeds.items():
-            self._bind(name, values[0, :, taken].reshape(1, total - start, -1))
-        self._bind("last_position", np.array([total - 1], np.int32))
-        self._bind("total_length", np.array(total, np.int32))
+        self._bind("packed", self._packed[taken][None])
+        self._last[0], self._total[()] = total - 1, total
         self._binding.bind_output("output")
         self._session.run_with_iobinding(self._binding)
         rows: npt.NDArray[Any] = self._binding.get_outputs()[-1].numpy()[0, : one.num_tokens]
         # What added rows left behind must not be another pass's past.
-        self._past["past_key"][:, :, end:total] = self._key[:, :, end:total]
-        self._past["past_value"][:, :, end:total] = self._value[:, :, end:total]
+        self._caches[:, end:total] = self._keys_and_values[:, end:total]
         return rows
 
-    def _bind(self, name: str, values: npt.NDArray[Any]) -> None:
-        self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values))
+    def _bind(self, name: str, values: npt.NDArray[Any]) -> ort.OrtValue:
+        value = ort.OrtValue.ortvalue_from_numpy(values)
+        self._binding.bind_ortvalue_input(name, value)
+        return value
 
 
 def _attention_graph(dtype: np.dtype[Any]) -> bytes:
@@ -161,7 +156,7 @@ def _attention_graph(dtype: np.dtype[Any]) -> bytes:
     element = _ELEMENTS[dtype]
     rows, past = ("batch", "length", "width"), ("batch", "heads", "slots", "channels")
     inputs = [
-        *(_value(name, element, rows) for name in ("query", "key", "value")),
+        _value("packed", element, rows),
         *(_value(name, element, past) for name in ("past_key", "past_value")),
         _value("last_position", _INT32, ("batch",)),
         _value("total_length", _INT32, ()),
@@ -192,7 +187,7 @@ def _attention_graph(dtype: np.dtype[Any]) -> bytes:
     return _field(1, 10) + b"".join(_field(8, opset) for opset in opsets) + _field(7, graph)
 
 
-_INPUTS = ("query", "key", "value", "past_key", "past_value", "last_position", "total_length")
+_INPUTS = ("packed", "", "", "past_key", "past_value", "last_position", "total_length")
 _OUTPUTS = ("output", "present_key", "present_value")
 
 

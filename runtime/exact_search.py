@@ -31,10 +31,10 @@ _VERSION = 1
 _BUDGET_S = 0.06
 """Time for the comparisons of a whole graph, but for the first ones."""
 _NUM_TOKENS = 8
-_FAR = 58
-"""Tokens before the second place, whose keys end beyond 64."""
+_PLACES, _UNKNOWN_PLACES = (0, 58), (0, 58, 250)
+"""Tokens before those that are compared."""
 _UNKNOWN_ATTENTION = ((1, 1), (2, 1), (2, 4), (2, 8))
-"""Fewest rows and the multiple of the keys for graphs whose attention is no operator we know."""
+"""Fewest rows and the multiple of the keys, tried for a graph whose cache grows."""
 _END_BYTES = 2**20
 
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
@@ -115,32 +115,36 @@ def _key(model: "OnnxModel", path: Path) -> str:
 
 
 def _find_rule(model: "OnnxModel") -> ExactRule:
-    rules = _candidates(model)
-    return next((rule for rule in rules if _agrees(model, rule)), NOT_EXACT)
+    return next((rule for rule in _candidates(model) if _agrees(model, rule)), NOT_EXACT)
 
 
 def _candidates(model: "OnnxModel") -> Iterator[ExactRule]:
     """Rules by what they cost, the cheapest first."""
     signature = model.signature
     heads = {(tensor.head_dim, tensor.dtype) for tensor in signature.cache_tensors}
-    found = None
-    if signature.cache == "shared" and len(heads) == 1:
-        found = attention_rule(*next(iter(heads)))
-    if found is None:
-        for min_rows, key_multiple in _UNKNOWN_ATTENTION:
-            yield ExactRule(min_rows=min_rows, key_multiple=key_multiple, whole_pass=True)
+    found = attention_rule(*next(iter(heads))) if len(heads) == 1 else None
+    if signature.cache == "shared" and found is not None:
+        if signature.has_attention_rows:
+            yield found
+        yield replace(found, whole_pass=True)
+        if found.min_rows < 2:
+            yield replace(found, whole_pass=True, min_rows=2)
         return
-    if signature.has_attention_rows:
-        yield found
-    yield replace(found, whole_pass=True)
-    if found.min_rows < 2:
-        yield replace(found, whole_pass=True, min_rows=2)
+    none, *others = (
+        ExactRule(min_rows=min_rows, key_multiple=key_multiple, whole_pass=True)
+        for min_rows, key_multiple in _UNKNOWN_ATTENTION
+    )
+    yield none
+    if found is not None:
+        yield replace(found, whole_pass=True)
+    yield from others
 
 
 def _agrees(model: "OnnxModel", rule: ExactRule) -> bool:
     """Whether tokens have the same logits alone, among others and after prefill.
 
-    A large model has time for a token alone and for two only.
+    A large model has time for a token alone and for two only, unless its attention may be other
+    operators than the one that `attention_rule` looked at.
     """
     from .causal_lm import OnnxCausalLM
 
@@ -150,7 +154,9 @@ def _agrees(model: "OnnxModel", rule: ExactRule) -> bool:
     # An adapter of zeros would hide how its products are summed.
     shapes = model.lora_inputs.items()
     lm.set_lora({name: rng.normal(0, 0.02, shape).astype(np.float32) for name, shape in shapes})
-    for place in (0, _FAR):
+    is_known = model.signature.cache == "shared"
+    budget_s = _BUDGET_S if is_known else float("inf")
+    for place in _PLACES if is_known else _UNKNOWN_PLACES:
         num_tokens = min(_NUM_TOKENS, model.context_length - place)
         if num_tokens < 2:
             break
@@ -165,12 +171,12 @@ def _agrees(model: "OnnxModel", rule: ExactRule) -> bool:
             if lm.score(ids[place + row : place + end]).tobytes() != wanted[row:end].tobytes():
                 return False
             row = end
-            if row >= 3 and time.perf_counter() - started > _BUDGET_S:
+            if row >= 3 and time.perf_counter() - started > budget_s:
                 return True
         lm.rewind(0)
         lm.prefill(ids[:-1])
         if lm.score(ids[-1:]).tobytes() != wanted[-1:].tobytes():
             return False
-        if time.perf_counter() - started > _BUDGET_S:
+        if time.perf_counter() - started > budget_s:
             break
     return True
