@@ -10,7 +10,7 @@ from omnidraft_npu.lora import MODULES
 
 from .architecture import DecoderConfig
 from .htp.parts import split_layers
-from .recipes import Recipe
+from .recipes import RECIPES, Recipe, recipe_for
 from .scale_search import WeightFormat
 
 _FLOAT_RAM_PER_BYTE = 12.2
@@ -55,6 +55,8 @@ class HtpEstimate:
     """Of the process that rounds the weights of a layer, then runs a part in floats."""
     disk_bytes: int
     """Of all files, those included that are gone when it is done."""
+    smaller_recipes: tuple[str, ...] = ()
+    """Names of those of fewer bits that all chips can run."""
 
     @property
     def ram_bytes(self) -> int:
@@ -106,6 +108,7 @@ def estimate(
             f"contexts of {chip.name} that hold its weights have {size_text(spare)} to spare for "
             f"it: use --htp-context-length {most} or less"
         )
+    smaller = smaller_recipes(recipe, chips)
     per_layer = int(layer_bytes + kv_bytes / config.num_layers)
     in_layer = sum(math.prod(shape) for shape in _layer_shapes(config).values())
     ram = _INTEGER_RAM_PER_BYTE if recipe.has_integer_activations else _FLOAT_RAM_PER_BYTE
@@ -120,10 +123,12 @@ def estimate(
         first_bytes=first_bytes,
         last_bytes=last_bytes,
         room=room,
+        smaller="".join(f"--htp-precision {one}, " for one in smaller),
     )
     part = 4 * _largest(parts, in_layer, table, table)
     return HtpEstimate(
         parts=parts,
+        smaller_recipes=smaller,
         weight_bytes=weight_bytes,
         kv_bytes=kv_bytes,
         compile_ram_bytes=int(
@@ -172,6 +177,24 @@ def _layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return {name.removeprefix(first): s for name, s in shapes.items() if name.startswith(first)}
 
 
+def smaller_recipes(recipe: Recipe, chips: Sequence[Chip]) -> tuple[str, ...]:
+    """Names of recipes whose weights have fewer bits and that every chip can run."""
+
+    def runs(name: str) -> bool:
+        try:
+            return all(recipe_for(chip, 0, name=name) for chip in chips)
+        except ConfigError:
+            return False
+
+    return tuple(
+        name for name, other in RECIPES.items() if _bits(other) < _bits(recipe) and runs(name)
+    )
+
+
+def _bits(recipe: Recipe) -> int:
+    return 16 if recipe.weights is None else recipe.weights.bits
+
+
 def check_memory(name: str, found: HtpEstimate, available: int | None) -> None:
     """Pass if every step gets the memory that it needs.
 
@@ -179,10 +202,11 @@ def check_memory(name: str, found: HtpEstimate, available: int | None) -> None:
         ExportError: it does not.
     """
     if available is not None and found.ram_bytes > available:
+        smaller = "".join(f"use --htp-precision {one}, " for one in found.smaller_recipes)
         raise ExportError(
             f"exporting {name} for the NPU takes about {size_text(found.ram_bytes)} of memory, "
-            f"{size_text(available)} are available: free some, use a --htp-precision of fewer "
-            "bits, or say with --max-ram what it may take, and it goes into smaller parts"
+            f"{size_text(available)} are available: free some, {smaller}or give --max-ram what "
+            "it may take, and it goes into smaller parts"
         )
 
 

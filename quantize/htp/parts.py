@@ -7,7 +7,13 @@ from omnidraft_npu.errors import ExportError
 
 
 def split_layers(
-    num_layers: int, *, layer_bytes: int, first_bytes: int, last_bytes: int, room: int
+    num_layers: int,
+    *,
+    layer_bytes: int,
+    first_bytes: int,
+    last_bytes: int,
+    room: int,
+    smaller: str = "",
 ) -> tuple[range, ...]:
     """The fewest parts that each fit, the largest of them as small as it can be.
 
@@ -19,6 +25,7 @@ def split_layers(
         first_bytes: What the first part holds besides, the embedding.
         last_bytes: What the last part holds besides, the head.
         room: What a part may hold.
+        smaller: What else makes a layer smaller, for the message, with a comma after it.
 
     Returns:
         Runs of layers that follow one another, for `HtpGraphOptions.layers`.
@@ -32,7 +39,7 @@ def split_layers(
     if max(sizes) > room:
         raise ExportError(
             f"a single layer with its embedding or head takes {max(sizes):,} bytes, a context "
-            f"holds {room:,}: use a recipe of fewer bits, or a shorter context"
+            f"holds {room:,}: use {smaller}a shorter --htp-context-length, or a smaller model"
         )
     fewest = len(_fill(sizes, room))
     limits = sorted(

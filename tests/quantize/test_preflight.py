@@ -144,7 +144,7 @@ def test_of_a_model_in_parts_one_is_on_disk_in_floats():
 
 def test_a_layer_that_no_context_holds_is_refused():
     huge = decoder(1, 4096, 300_000, 32, 32, 32_000)
-    with pytest.raises(ExportError, match="a single layer"):
+    with pytest.raises(ExportError, match=r"a single layer.* use --htp-precision w8a16, a shorter"):
         estimated(huge, "fp16", chips=(OLD,))
 
 
@@ -154,6 +154,24 @@ def test_too_little_memory_is_told_with_both_figures_and_where_nothing_is_known_
         check_memory("smollm2", found, 10**9)
     check_memory("smollm2", found, 10**10)
     check_memory("smollm2", found, None)
+
+
+def test_recipes_of_fewer_bits_are_advised_where_the_chip_has_one():
+    """Advised for v68 and v69 too, where w8a16 is the smallest."""
+    gen1 = find_chip("8-gen-1")
+    for chips, recipe, advised, not_advised in (
+        ((X_ELITE,), "fp16", ["w8a16", "w4a16"], []),
+        ((X_ELITE,), "w8a16", ["w4a16"], ["w8a16"]),
+        ((X_ELITE,), "w4a16", [], ["w8a16", "w4a16"]),
+        ((gen1,), "fp16", ["w8a16"], ["w4a16"]),
+        ((gen1,), "w8a16", [], ["w8a16", "w4a16"]),
+        ((X_ELITE, gen1), "w8a16", [], ["w4a16"]),
+    ):
+        found = estimated(SMOLLM2, recipe, chips=chips)
+        with pytest.raises(ExportError) as told:
+            check_memory("it", found, 10**6)
+        assert all(f"--htp-precision {name}, " in str(told.value) for name in advised)
+        assert not any(f"--htp-precision {name}, " in str(told.value) for name in not_advised)
 
 
 def test_too_little_disk_is_told_with_both_figures():

@@ -12,8 +12,11 @@ from ..errors import ConfigError
 OLDEST_ARCH = 68
 """Hexagon version from which QNN has an HTP that runs our graphs."""
 
-_NEAR_SKU = re.compile(r"(sm\d{4})a[a-d]")
-"""A part number with the suffix of a speed bin, such as SM8750-AC."""
+_VARIANT = re.compile(r"([a-z]{2,3}\d{4})(?:[a-z]|a[a-d])")
+"""A part number with the letter of a variant or a speed bin, such as SM8750P or SM8750-AC."""
+_PC_SKU = re.compile(r"(x\d[ep])\d{5}")
+"""The number of a model of a chip for PCs, such as X2E-88-100, and what names its family."""
+_PC_FAMILIES = {"x1e": "xelite", "x1p": "xplus", "x2e": "x2elite"}
 _BRANDS = ("qualcomm", "snapdragon", "dragonwing", "samsung", "arduino")
 _BRACKETS = re.compile(r"\([^()]*\)\s*$")
 """As in `QCS8550 (Proxy)` and `Samsung Galaxy S25 (Family)`."""
@@ -96,8 +99,8 @@ def find_chip(name: str) -> Chip:
     """The chip of that name, part number or soc_model, or of a device with published figures.
 
     Case, spaces, hyphens and brand names do not matter, nor do brackets and the kind of a board
-    at the end. A speed bin's suffix may follow a part number; where chips have one soc_model
-    the first of them is meant.
+    at the end. A letter after a part number means its family, and so does the number of a model
+    of a chip for PCs; where chips have one soc_model the first of them is meant.
 
     Raises:
         ConfigError: no such chip (near ones are listed), or one whose NPU is too old.
@@ -116,8 +119,11 @@ def find_chip(name: str) -> Chip:
 def chip_named(name: str) -> Chip | None:
     """The same, also where its NPU is too old; None where there is no such chip."""
     chips, wanted = _by_name(), _plain(name)
-    if wanted not in chips and (bin_of := _NEAR_SKU.fullmatch(wanted)):
-        wanted = bin_of[1]
+    if wanted not in chips:
+        if found := _VARIANT.fullmatch(wanted):
+            wanted = found[1]
+        elif found := _PC_SKU.fullmatch(wanted):
+            wanted = _PC_FAMILIES.get(found[1], wanted)
     if wanted in chips:
         return chips[wanted][0]
     same = (chip for chip in all_chips() if str(chip.soc_model) == name.strip())
