@@ -216,7 +216,7 @@ def saving_ngrams(path: Path) -> Iterator[None]:
     """
     bundle = path.parents[2]
     with _locked(bundle, path.with_suffix(".lock"), lambda: None):
-        _tidy_files(ngram_files(bundle, path.stem))
+        _tidy_files(_entries(path.parent, lambda name: _ngrams_owner(name) == path.stem))
         yield
 
 
@@ -281,16 +281,17 @@ def _tidy(bundle: Path, target_name: str) -> None:
         if folder.is_dir():
             make_private(folder.parent, PRIVATE_FOLDER)
             make_private(folder, PRIVATE_FOLDER)
-    _tidy_files(learned_files(bundle, target_name))
+            _tidy_files(_entries(folder, _is_learned))
 
 
-def _tidy_files(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if path.name.startswith("."):
-            path.unlink(missing_ok=True)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                make_private(path, PRIVATE_FILE)
+def _tidy_files(entries: Iterable[os.DirEntry[str]]) -> None:
+    for entry in entries:
+        # A reader may remove what it cannot use.
+        with contextlib.suppress(FileNotFoundError):
+            if entry.name.startswith("."):
+                Path(entry.path).unlink()
+            elif entry.stat(follow_symlinks=False).st_mode & 0o077:
+                make_private(Path(entry.path), PRIVATE_FILE)
 
 
 def learned_files(bundle: Path, target_name: str) -> list[Path]:
@@ -301,7 +302,7 @@ def learned_files(bundle: Path, target_name: str) -> list[Path]:
 
 def learned_in(folder: Path) -> list[Path]:
     """The same in one folder."""
-    return _files(folder, lambda name: bool(_LEARNED.fullmatch(name)))
+    return _files(folder, _is_learned)
 
 
 def ngram_files(bundle: Path, target_name: str) -> list[Path]:
@@ -322,15 +323,23 @@ def learned_targets(bundle: Path) -> set[str]:
 
 
 def _files(folder: Path, is_ours: Callable[[str], bool]) -> list[Path]:
+    return sorted(Path(entry.path) for entry in _entries(folder, is_ours))
+
+
+def _entries(folder: Path, is_ours: Callable[[str], bool]) -> list[os.DirEntry[str]]:
     """Regular files of ours in a folder, and what killed writers left of such."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
-        return sorted(
-            Path(entry.path)
+        return [
+            entry
             for entry in entries
             if entry.is_file(follow_symlinks=False) and is_ours(_written_name(entry.name))
-        )
+        ]
+
+
+def _is_learned(name: str) -> bool:
+    return _LEARNED.fullmatch(name) is not None
 
 
 def _written_name(name: str) -> str:
