@@ -11,7 +11,6 @@ import collections
 import faulthandler
 import gc
 import logging
-import resource
 import signal
 import sys
 import tempfile
@@ -29,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz.mutations import Mutator
 from fuzz.sites import BundleSite, CheckpointSite, StateSite
+
+resource = pytest.importorskip("resource", reason="limits of time and memory need POSIX")
 
 SEED = 2026
 NUM_CASES = 1000

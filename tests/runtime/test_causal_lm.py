@@ -1,8 +1,10 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from decoder_graphs import (
@@ -26,6 +28,7 @@ from omnidraft_npu.errors import BundleError, ConfigError, PromptError
 from omnidraft_npu.lora import lora_name
 from omnidraft_npu.runtime import causal_lm
 from omnidraft_npu.runtime.causal_lm import OnnxCausalLM, OnnxModel
+from omnidraft_npu.runtime.signature import read_signature
 
 VARIANTS = {"shared": SHARED, "genai": GENAI, "optimum": OPTIMUM, "half": HALF, "bare": BARE}
 CONTEXT = SHARED.context_length
@@ -319,3 +322,48 @@ def test_a_missing_or_damaged_graph_and_no_threads_are_one_line_each(tmp_path):
 
 def test_the_provider_is_named(shared_model):
     assert shared_model.provider == "CPUExecutionProvider"
+
+
+@pytest.mark.parametrize(
+    ("name", "element", "shape", "message"),
+    [
+        ("input_ids", onnx.TensorProto.FLOAT, None, "wants input_ids as"),
+        ("attention_mask", None, [1], "wants attention_mask as"),
+        ("past_key_values.0.key", None, [1, 2], "which is no cache"),
+        ("past_key_values.0.key", onnx.TensorProto.INT64, None, "which is no cache"),
+        ("past_key_values.0.key", None, [1, 2**40, 64, 16], "leaves the shape"),
+        ("present.0.key", onnx.TensorProto.FLOAT16, None, "of another kind"),
+        ("logits", onnx.TensorProto.INT64, None, "gives logits as"),
+        ("logits", None, [1], "gives logits as"),
+        ("hidden_states", None, [1, "n", "width"], "gives hidden_states as"),
+        ("lora.layers.0.q_proj.A", None, ["n", 2], "no factor of an adapter"),
+        ("lora.layers.0.q_proj.A", onnx.TensorProto.FLOAT16, None, "no factor of an adapter"),
+    ],
+)
+def test_what_a_graph_takes_and_gives_is_checked_before_buffers_are_made(
+    name, element, shape, message
+):
+    """The right hash and another graph ended in a traceback of numpy or onnxruntime."""
+    kinds = {1: "tensor(float)", 7: "tensor(int64)", 10: "tensor(float16)"}
+
+    def node(node_name, kind, dims):
+        if node_name == name:
+            kind, dims = kinds.get(element, kind), shape or dims
+        return SimpleNamespace(name=node_name, type=kind, shape=dims)
+
+    session = SimpleNamespace(
+        get_inputs=lambda: [
+            node("input_ids", kinds[7], [1, "n"]),
+            node("attention_mask", kinds[7], [1, "total"]),
+            node("past_key_values.0.key", kinds[1], [1, 2, 64, 16]),
+            node("lora.layers.0.q_proj.A", kinds[1], [32, 2]),
+        ],
+        get_outputs=lambda: [
+            node("logits", kinds[1], [1, "n", NUM_LOGITS]),
+            node("present.0.key", kinds[1], [1, 2, 64, 16]),
+            node("hidden_states", kinds[1], [1, "n", 32]),
+        ],
+        get_overridable_initializers=list,
+    )
+    with pytest.raises(BundleError, match=message):
+        read_signature(session, Path("model.onnx"), context_length=64, num_logits=NUM_LOGITS)

@@ -1,5 +1,6 @@
 """Training examples on disk: bounded, erasable, whole or not there."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -242,3 +243,13 @@ def test_an_example_cut_anywhere_is_said_and_passed_over(buffer, caplog, rng):
         caplog.clear()
         assert not list(buffer.examples())
         assert caplog.records
+
+
+def test_an_example_with_pieces_that_the_drafter_lacks_is_passed_over(buffer, caplog):
+    """They were an IndexError where answers are recalled, and ended the run."""
+    buffer.append(example(2))
+    largest = max(int(example(2).pieces.max()), int(example(2).laws.ids.max()))
+    for num_pieces, count in ((largest + 1, 1), (largest, 0)):
+        known = dataclasses.replace(buffer, num_pieces=num_pieces)
+        assert len(list(known.examples())) == count
+    assert "do not fit together" in caplog.text

@@ -1,5 +1,6 @@
 """Spellings spell exactly, and the trie holds each token on exactly one path."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -186,3 +187,40 @@ def test_a_damaged_trie_is_refused(saved, damage):
         )
     with pytest.raises(BundleError, match=r"full\.safetensors"):
         SpellingTrie.load(path, drafter_sha256="aa", target_sha256="bb")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("child_nodes", lambda a: a * 0),
+        ("child_nodes", lambda a: a[::-1]),
+        ("child_pieces", lambda a: a[::-1]),
+        ("child_pieces", lambda a: a - 1000),
+        ("child_offsets", lambda a: np.where(np.arange(len(a)) == 1, 2**31 - 1, a)),
+        ("child_offsets", lambda a: a[:-1]),
+        ("subtree_ends", lambda a: a + 1),
+        ("token_offsets", lambda a: np.where(np.arange(len(a)) == 1, -(2**31), a)),
+        ("token_ids", lambda a: a + 2**20),
+        ("token_ids", lambda a: a * 0),
+        ("token_nodes", lambda a: a[:3]),
+        ("token_nodes", lambda a: a * 0 - 1),
+        ("aliases", lambda a: a.reshape(-1)),
+        ("aliases", lambda a: np.full((1, 2), -1)),
+    ],
+)
+def test_a_trie_whose_arrays_do_not_fit_together_is_refused(saved, name, change):
+    """They came as far as the walk, and were an IndexError in the middle of an answer."""
+    trie, path = saved
+    changed = dataclasses.replace(trie, **{name: change(getattr(trie, name)).astype(np.int32)})
+    changed.save(path, drafter_sha256="aa", target_sha256="bb")
+    with pytest.raises(BundleError, match=r"full\.safetensors is damaged"):
+        SpellingTrie.load(path, drafter_sha256="aa", target_sha256="bb")
+
+
+def test_a_trie_of_other_models_is_refused(saved):
+    trie, _ = saved
+    pieces, targets = int(trie.child_pieces.max()) + 1, len(trie.token_nodes)
+    trie.check_sizes(num_pieces=pieces, num_targets=targets)
+    for sizes in ((pieces - 1, targets), (pieces, targets + 1), (pieces, targets - 1)):
+        with pytest.raises(BundleError, match="for other models"):
+            trie.check_sizes(num_pieces=sizes[0], num_targets=sizes[1])
