@@ -29,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fuzz.mutations import Mutator
 from fuzz.sites import BundleSite, CheckpointSite, StateSite
 
+from omnidraft_npu.prompt_text import MAX_BYTES
+
 resource = pytest.importorskip("resource", reason="limits of time and memory need POSIX")
 
 SEED = 2026
@@ -91,9 +93,11 @@ class Fuzzer:
             for name in _SHARES
         }
         self._shares = np.array(list(_SHARES.values()), float) / sum(_SHARES.values())
-        # What a run that succeeds takes is what damage is measured by.
+        # Damage may take twice what a run takes that succeeds, and as much of an endless file as
+        # is read before it is refused.
         assert one.run("hi") == "ok"
-        self._max_kib = 2 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._max_kib = 2 * peak + MAX_BYTES // 2**10
 
     def case(self, number: int, kind: str | None = None) -> tuple[str, str]:
         """Run one case: its kind and what came of it.
