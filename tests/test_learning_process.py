@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -107,6 +109,15 @@ def test_why_learning_failed_is_reported(bundle, home):
     time.sleep(1.0)
     assert report_of(bundle) == report, "a failure was repeated at once"
     wait_for(lambda: not is_alive(report["process"]))
+
+
+def test_a_closed_stderr_is_no_terminal(bundle, home):
+    command = [sys.executable, "-m", "omnidraft_npu", "run", "-b", str(bundle), "--raw", "two"]
+    line = f"{shlex.join(command)} --max-new-tokens 24 2>&-"
+    done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, check=False)
+    assert done.returncode == 0
+    assert done.stdout
+    assert report_of(bundle) == {}
 
 
 @pytest.mark.parametrize("options", [["--json"], ["--no-learn"], []], ids=str)

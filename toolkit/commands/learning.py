@@ -1,9 +1,9 @@
 """What `run` does with its answers: keep them, and learn from them now or in the background."""
 
-import logging
 import sys
 from typing import TYPE_CHECKING
 
+from ..activity import at_work
 from ..errors import OmniDraftError
 from ..printing import echo
 from .learning_process import start_process
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from omnidraft_npu.runtime.session import Session
 
     from ..config import DeviceConfig
-
-logger = logging.getLogger(__name__)
 
 
 def keep_answers(session: "Session") -> bool:
@@ -41,7 +39,8 @@ def learn_later(pair: "OpenedPair", *, threads: int | None, devices: "DeviceConf
 
     bundle, target = pair.bundle, pair.target.entry
     assert bundle is not None, "only models of a bundle can learn"
-    if not (sys.stdout.isatty() or sys.stderr.isatty()):
+    # A stream that the caller closed is None.
+    if not any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr)):
         return
     num_new = num_to_learn_from(bundle, target, LearnerConfig())
     if num_new < LearnerConfig().batch or is_learning(bundle, target):
@@ -64,7 +63,10 @@ def learn_now(pair: "OpenedPair", *, threads: int | None) -> None:
 
     num_updates = 0
     try:
-        with open_learner(pair, LearnerConfig(), threads=threads, busy=busy) as learner:
+        with (
+            open_learner(pair, LearnerConfig(), threads=threads, busy=busy) as learner,
+            at_work(),
+        ):
             while learner.is_due:
                 with stage_progress() as report:
                     lesson = learner.step(report=report)
