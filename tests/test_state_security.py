@@ -131,6 +131,22 @@ def test_an_answer_comes_without_a_state_that_leads_elsewhere(learning_copy, doc
     assert contents(docs) == before
 
 
+def test_a_pipe_is_found_however_deep_it_lies(learning_copy):
+    folders = [learning_copy / "state"]
+    for _ in range(1200):
+        folders.append(folders[-1] / "a")
+    for folder in folders:
+        folder.mkdir()
+    os.mkfifo(folders[-1] / "pipe")
+    result = invoke("adapters", "list", learning_copy)
+    (folders[-1] / "pipe").unlink()
+    assert invoke("adapters", "list", learning_copy).exit_code == 0
+    for folder in reversed(folders):
+        folder.rmdir()
+    assert result.exit_code == 1
+    assert "is neither a folder nor a regular file" in result.stderr
+
+
 def test_a_bundle_that_is_reached_by_a_link_is_used_as_ever(learning_copy, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(learning_copy)

@@ -103,24 +103,28 @@ def check_links(bundle: Path) -> None:
         ) from error
 
 
-def _check_links(path: Path) -> None:
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return
-    is_link = stat.S_ISLNK(found.st_mode) or getattr(found, "st_reparse_tag", 0) == _JUNCTION
-    if is_link or not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
-        what = "a link" if is_link else "neither a folder nor a regular file"
-        raise StateError(
-            f"{path} is {what}: nothing under {STATE} is read, written or erased until it is "
-            "removed"
-        )
-    if stat.S_ISDIR(found.st_mode):
+def _check_links(state: Path) -> None:
+    pending = [state]
+    while pending:
+        path = pending.pop()
         # A file may be gone by then: another process removes what it has learned from.
-        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
-            for entry in entries:
-                if os.name == "nt" or not entry.is_file(follow_symlinks=False):
-                    _check_links(Path(entry.path))
+        with contextlib.suppress(FileNotFoundError):
+            found = path.lstat()
+            tag = getattr(found, "st_reparse_tag", 0)
+            is_link = stat.S_ISLNK(found.st_mode) or tag == _JUNCTION
+            if is_link or not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+                what = "a link" if is_link else "neither a folder nor a regular file"
+                raise StateError(
+                    f"{path} is {what}: nothing under {STATE} is read, written or erased until it "
+                    "is removed"
+                )
+            if stat.S_ISDIR(found.st_mode):
+                with os.scandir(path) as entries:
+                    pending += [
+                        Path(entry.path)
+                        for entry in entries
+                        if os.name == "nt" or not entry.is_file(follow_symlinks=False)
+                    ]
 
 
 def state_folders(bundle: Path, target_names: Iterable[str]) -> list[Path]:
