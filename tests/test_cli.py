@@ -71,6 +71,24 @@ def test_a_closed_stdout_is_one_line():
     assert done.stderr == "Error: stdout is closed: send it to a file, or to the null device\n"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such locale")
+def test_names_and_text_are_utf8_in_a_locale_that_is_not(tmp_path):
+    from tiny_bundle import write_bundle
+
+    bundle = write_bundle(tmp_path / "büñdle 日本")
+    prompt = tmp_path / "prömpt.txt"
+    prompt.write_text("abc é", encoding="utf-8")
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    options = ["--raw", "--no-draft", "--no-learn", "--json", "--max-new-tokens", "2"]
+    command = [*MODULE, "run", "-b", str(bundle), "-f", str(prompt), *options]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    missing = [*MODULE, "inspect", str(tmp_path / "ñ")]
+    done = subprocess.run(missing, env=environment, capture_output=True, timeout=60)
+    assert done.returncode == 5
+    assert "/ñ is not a directory" in done.stderr.decode()
+
+
 FOLDERS = ("toolkit", "quantize", "runtime")
 PRINTED_BY = "printing.py: click.echo"
 TO_A_PARENT = {"compile_child.py: sys.stderr.write", "probe.py: sys.stdout.write"}

@@ -84,6 +84,8 @@ class _Group(click.Group):
             raise click.exceptions.Exit(0) from None
 
     def main(self, *args: Any, **options: Any) -> Any:
+        if not args and options.get("args") is None:
+            _start_again_in_utf8()
         try:
             return super().main(*args, **options)
         except Exception as error:
@@ -103,6 +105,15 @@ def _printable_usage_errors() -> Iterator[None]:
         yield
     except click.UsageError as error:
         raise click.UsageError(one_line(error.format_message()), error.ctx) from error
+
+
+def _start_again_in_utf8() -> None:
+    """Replace this process by one in Python's UTF-8 mode where the locale has another encoding.
+
+    Paths and prompts are UTF-8 for the libraries in C, whatever the locale says.
+    """
+    if sys.platform != "win32" and sys.getfilesystemencoding() != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _check_threads() -> None:
