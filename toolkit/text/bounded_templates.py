@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import wraps
 from types import BuiltinMethodType, GeneratorType
-from typing import Any, ClassVar
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -213,14 +213,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # loops for as long as it is asked to, and no prompt needs it
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
-        self.filters = {name: self._paid(name, f) for name, f in self.filters.items()}
-        self.tests = {name: self._paid(name, f) for name, f in self.tests.items()}
+        filters: dict[str, Callable[..., Any]] = dict(self.filters)
+        self.filters = {name: self._paid(name, f) for name, f in filters.items()}
+        tests: dict[str, Callable[..., Any]] = dict(self.tests)
+        self.tests = {name: self._paid(name, f) for name, f in tests.items()}
         self.filters["tojson"] = self._paid("tojson", self._to_json)
         self.filters[_BUILT] = lambda value: self.budget.made(value)
         self.filters[_LOOPED] = self._looped
         self.filters[_JOINED] = pass_eval_context(lambda c, parts: self._joined(c, parts))
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         """All that a template, a macro or a block wrote."""
         kept, weight = [], 0
         for part in parts:
@@ -317,6 +319,7 @@ class _PaidNodes(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
+        assert isinstance(node.iter, nodes.Expr)
         node.iter = _filtered(node.iter, _LOOPED)
         return node
 
@@ -328,7 +331,7 @@ def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
 class _GenerationTag(Extension):
     """``{% generation %}`` marks the assistant's text for training; here it is text like any."""
 
-    tags: ClassVar = {"generation"}
+    tags: set[str] = {"generation"}  # noqa: RUF012, as jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Scope:
         line = next(parser.stream).lineno

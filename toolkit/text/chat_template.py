@@ -109,7 +109,7 @@ class _CompiledTemplate:
         self._environment = self._new_environment()
         self._template = self._compile(source)
 
-    def render(self, variables: Mapping[str, Any], now: datetime.datetime | None) -> str:
+    def render(self, variables: dict[str, Any], now: datetime.datetime | None) -> str:
         from .bounded_templates import Budget
 
         with self._lock:

@@ -123,7 +123,8 @@ class _Replaced:
     def restored(self, text: str) -> MarkedText:
         originals = {private: original for original, private in self._private.items()}
         content = frozenset(i for i, character in enumerate(text) if character in originals)
-        return MarkedText(text=text.translate(str.maketrans(originals)), content=content)
+        restored = text.translate({ord(private): c for private, c in originals.items()})
+        return MarkedText(text=restored, content=content)
 
 
 class _Wrapped:
