@@ -143,8 +143,8 @@ def cli() -> None:
     \b
     Examples:
       omnidraft-npu pull smollm2-135m
-      omnidraft-npu export --drafter smollm2-135m --target gemma3-270m -o bundle
-      omnidraft-npu run -b bundle "The sea is"
+      omnidraft-npu export --drafter omnidraft-tiny --target smollm2-135m -o bundle
+      omnidraft-npu run -b bundle "Name three rivers."
     """
     if sys.stdout is None:
         raise OmniDraftError("stdout is closed: send it to a file, or to the null device")
