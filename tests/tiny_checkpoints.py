@@ -1,5 +1,6 @@
 """Tiny checkpoints as users have them: a folder with weights, configuration and a tokenizer."""
 
+import functools
 import json
 import os
 import subprocess
@@ -39,20 +40,36 @@ def train_tokenizer(vocab_size: int, seed_text: str = "") -> str:
     return tokenizer.to_str()
 
 
-def save_tiny_model(folder: Path, architecture: str, **settings: Any) -> None:
+def save_tiny_model(
+    folder: Path, architecture: str, *, max_shard_size: str = "1GB", **settings: Any
+) -> None:
     """Save a `tiny_model` as a Hugging Face folder, without a tokenizer.
 
     A Python without torch (`.ci/arm64`) has it done by the one that OMNIDRAFT_TEST_TORCH names.
     """
-    other = os.environ.get("OMNIDRAFT_TEST_TORCH")
-    if not other:
-        tiny_model(architecture, **settings).save_pretrained(folder)
+    if "OMNIDRAFT_TEST_TORCH" not in os.environ:
+        tiny_model(architecture, **settings).save_pretrained(folder, max_shard_size=max_shard_size)
         return
-    own = ("PYTHONHOME", "PYTHONPATH")
+    process = _torch_process()
+    assert process.stdin and process.stdout
+    request = [str(folder), architecture, {"max_shard_size": max_shard_size, **settings}]
+    print(json.dumps(request), file=process.stdin, flush=True)
+    if not process.stdout.readline():
+        raise RuntimeError(f"{os.environ['OMNIDRAFT_TEST_TORCH']} could not make {architecture}")
+
+
+@functools.cache
+def _torch_process() -> "subprocess.Popen[str]":
+    """A Python with torch that saves what it is asked to, kept as importing torch takes seconds."""
+    own = ("PYTHONHOME", "PYTHONPATH", "OMNIDRAFT_TEST_TORCH")
     environment = {name: value for name, value in os.environ.items() if name not in own}
-    del environment["OMNIDRAFT_TEST_TORCH"]
-    arguments = [str(folder), architecture, json.dumps(settings)]
-    subprocess.run([other, __file__, *arguments], env=environment, check=True)
+    return subprocess.Popen(
+        [os.environ["OMNIDRAFT_TEST_TORCH"], __file__],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def write_checkpoint(
@@ -76,4 +93,7 @@ def write_checkpoint(
 
 
 if __name__ == "__main__":
-    save_tiny_model(Path(sys.argv[1]), sys.argv[2], **json.loads(sys.argv[3]))
+    for line in sys.stdin:
+        where, kind, options = json.loads(line)
+        save_tiny_model(Path(where), kind, **options)
+        print("saved", flush=True)

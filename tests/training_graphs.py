@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiny_models import tiny_model
+from tiny_checkpoints import save_tiny_model
 
 if TYPE_CHECKING:
     from omnidraft_npu.precision import Precision
@@ -44,7 +44,7 @@ def tiny_training(
     from omnidraft_npu.quantize.training.graph import TrainingGraphOptions, build_training_graph
 
     source = folder / "source"
-    tiny_model(architecture, **model or {}).save_pretrained(source)
+    save_tiny_model(source, architecture, **model or {})
     checkpoint = open_checkpoint(source)
     shapes = TrainingGraphOptions(
         **{"lora_rank": 3, "batch": 2, "length": 20, "num_top": 6} | options

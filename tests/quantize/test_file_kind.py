@@ -5,7 +5,7 @@ import json
 import zipfile
 
 import pytest
-from tiny_models import tiny_model
+from tiny_checkpoints import save_tiny_model
 
 from omnidraft_npu.errors import OmniDraftError
 from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
@@ -34,7 +34,7 @@ PLACES = [
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documents")
-    tiny_model("llama", num_hidden_layers=1).save_pretrained(folder)
+    save_tiny_model(folder, "llama", num_hidden_layers=1)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

@@ -9,7 +9,7 @@ import random
 import warnings
 
 import pytest
-from tiny_checkpoints import write_checkpoint
+from tiny_checkpoints import save_tiny_model, write_checkpoint
 from tiny_gguf import write_gguf
 from tiny_models import tiny_model
 
@@ -122,7 +122,7 @@ def test_any_configuration_is_read_or_refused_in_one_line(tmp_path, architecture
 
 def test_any_index_is_read_or_refused_in_one_line(tmp_path):
     rng = random.Random(1)
-    tiny_model("llama").save_pretrained(tmp_path, max_shard_size="100KB")
+    save_tiny_model(tmp_path, "llama", max_shard_size="100KB")
     path = tmp_path / "model.safetensors.index.json"
     document = json.loads(path.read_text())
     outcomes = []

@@ -7,7 +7,8 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import ARCHITECTURES, tiny_model
+from tiny_checkpoints import save_tiny_model
+from tiny_models import ARCHITECTURES
 
 from omnidraft_npu.quantize.checkpoints.open_checkpoint import open_checkpoint
 from omnidraft_npu.quantize.decoder_cpu import CpuGraphOptions, build_cpu_decoder
@@ -72,9 +73,9 @@ def test_the_last_place_of_a_context_is_scored_with_the_token_before_it():
 
 def write_graph(folder: Path, architecture: str, precision: str, rows: bool = True, **own) -> Path:
     checkpoint = folder / "checkpoint"
-    tiny_model(
-        architecture, vocab_size=VOCAB, max_position_embeddings=CONTEXT, **own
-    ).save_pretrained(checkpoint)
+    save_tiny_model(
+        checkpoint, architecture, vocab_size=VOCAB, max_position_embeddings=CONTEXT, **own
+    )
     opened = open_checkpoint(checkpoint)
     options = CpuGraphOptions(precision=precision, context_length=CONTEXT, has_attention_rows=rows)
     build_cpu_decoder(opened.config, opened.tensor, folder, options)
@@ -125,7 +126,8 @@ def test_logits_have_the_same_bits_for_every_pass_length(heads, precision, rows,
     token_ids = rng.integers(3, VOCAB, CONTEXT).tolist()
     lm = OnnxCausalLM(model)
     alone = scored(lm, token_ids, 20, 1)
-    for prefilled, length in ((20, 2), (20, 3), (20, 5), (20, 8), (1, 16), (149, 1), (255, 1)):
+    rounds = [(20, 1 + num_drafts) for num_drafts in range(1, 9)]
+    for prefilled, length in (*rounds, (1, 16), (149, 1), (255, 1)):
         lm.rewind(0)
         others = scored(lm, token_ids, prefilled, length)[max(0, 20 - prefilled) :]
         np.testing.assert_array_equal(others, alone[-len(others) :])
