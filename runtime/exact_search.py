@@ -1,20 +1,24 @@
 """Which rule makes a graph's passes exact on this machine: found by trying, then remembered."""
 
+import contextlib
 import hashlib
 import logging
+import os
+import platform
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
+import onnxruntime as ort
 
 from omnidraft_npu.documents import read_document
 from omnidraft_npu.errors import OmniDraftError
 from omnidraft_npu.files import write_json
-from omnidraft_npu.machine import describe_machine
 from omnidraft_npu.statistics import NEAR_TIES
 from omnidraft_npu.store.local import store_folder
 
@@ -36,6 +40,13 @@ _PLACES, _UNKNOWN_PLACES = (0, 58), (0, 58, 250)
 _UNKNOWN_ATTENTION = ((1, 1), (2, 1), (2, 4), (2, 8))
 """Fewest rows and the multiple of the keys, tried for a graph whose cache grows."""
 _END_BYTES = 2**20
+
+_CPU_FILES = (
+    Path("/proc/cpuinfo"),
+    Path("/sys/devices/system/cpu/cpu0/cache/index2/size"),
+)
+_CHANGING = ("cpu MHz", "bogomips", "BogoMIPS", "processor")
+"""Lines of theirs that are not the same every time, or on every core."""
 
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 
@@ -99,19 +110,29 @@ def _recall(file: Path) -> ExactRule | None:
 
 def _key(model: "OnnxModel", path: Path) -> str:
     """A name for the graph, the machine and the versions of what runs it."""
-    machine = describe_machine()
-    del machine["system"], machine["python"]
     options = model.session.get_session_options()
     size = path.stat().st_size
     with path.open("rb") as file:
         parts = [file.read(_END_BYTES)]
         file.seek(max(0, size - _END_BYTES))
         parts.append(file.read())
-    facts = [_VERSION, sorted(machine.items()), options.intra_op_num_threads, size]
+    facts = [_VERSION, *_machine(), options.intra_op_num_threads, size]
     digest = hashlib.sha256(repr(facts).encode())
     for part in parts:
         digest.update(part)
     return digest.hexdigest()[:24]
+
+
+def _machine() -> list[Any]:
+    """What may decide which kernels run, and with which sizes."""
+    facts = [ort.__version__, platform.node(), platform.machine(), os.cpu_count()]
+    if sys.platform != "linux":
+        return [*facts, platform.processor()]
+    for file in _CPU_FILES:
+        with contextlib.suppress(OSError):
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            facts += sorted({line for line in lines if not line.startswith(_CHANGING)})
+    return facts
 
 
 def _find_rule(model: "OnnxModel") -> ExactRule:
