@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 
 import tokenizers
 
+from ..documents import shown_value
 from ..errors import PromptError
 
 
@@ -90,7 +91,7 @@ class ContentEncoder:
         for i, token, (begin, end) in found:
             if self._special.get(i) == token == text[begin:end]:
                 raise PromptError(
-                    f"the prompt spells the control token {token!r}, which this tokenizer sees in "
+                    f"the prompt spells the control token {shown_value(token)}, which this tokenizer sees in "
                     "any text: leave it out, or use --parse-special to send it as that token"
                 )
             # A token that strips spaces has them in its text.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..documents import shown_value
 from ..errors import PromptError
 
 _OPEN, _CLOSE = "qJv0zXk", "kXz0vJq"
@@ -60,7 +61,7 @@ def render_marked(render: Render, values: Values, control_tokens: Sequence[str])
             return marked
     spelled = next((s for string in strings for s in finder.spelled(string)), "a part of one")
     raise PromptError(
-        f"the prompt spells the control token {spelled!r}, and the model's chat template rewrites "
+        f"the prompt spells the control token {shown_value(spelled)}, and the model's chat template rewrites "
         "such text: leave it out, or use --parse-special to send it as that token"
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 
 from ..bridge.vocabulary import SPACE_MARK, alphabet_bytes, kind_of
+from ..documents import shown_text
 from ..errors import PromptError
 from .chat_template import render_chat
 from .content_encoding import ContentEncoder
@@ -283,7 +284,7 @@ class Tokenizer:
         template = templates.get("tool_use") if tools is not None else None
         template = template or templates.get("default")
         if template is None:
-            named = ", ".join(map(repr, sorted(templates)))
+            named = shown_text(", ".join(map(repr, sorted(templates))))
             raise PromptError(
                 f"this model has chat templates for {named} only: use --raw"
                 if templates
