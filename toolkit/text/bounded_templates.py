@@ -213,9 +213,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # loops for as long as it is asked to, and no prompt needs it
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
-        filters: dict[str, Callable[..., Any]] = dict(self.filters)
+        filters: dict[str, Any] = {**self.filters}
         self.filters = {name: self._paid(name, f) for name, f in filters.items()}
-        tests: dict[str, Callable[..., Any]] = dict(self.tests)
+        tests: dict[str, Any] = {**self.tests}
         self.tests = {name: self._paid(name, f) for name, f in tests.items()}
         self.filters["tojson"] = self._paid("tojson", self._to_json)
         self.filters[_BUILT] = lambda value: self.budget.made(value)

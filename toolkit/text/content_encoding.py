@@ -91,8 +91,9 @@ class ContentEncoder:
         for i, token, (begin, end) in found:
             if self._special.get(i) == token == text[begin:end]:
                 raise PromptError(
-                    f"the prompt spells the control token {shown_value(token)}, which this tokenizer sees in "
-                    "any text: leave it out, or use --parse-special to send it as that token"
+                    f"the prompt spells the control token {shown_value(token)}, which this "
+                    "tokenizer sees in any text: leave it out, or use --parse-special to send it "
+                    "as that token"
                 )
             # A token that strips spaces has them in its text.
             ids.append(self._ids.get(token, self._ids.get(token.strip(), i)))

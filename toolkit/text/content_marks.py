@@ -61,8 +61,8 @@ def render_marked(render: Render, values: Values, control_tokens: Sequence[str])
             return marked
     spelled = next((s for string in strings for s in finder.spelled(string)), "a part of one")
     raise PromptError(
-        f"the prompt spells the control token {shown_value(spelled)}, and the model's chat template rewrites "
-        "such text: leave it out, or use --parse-special to send it as that token"
+        f"the prompt spells the control token {shown_value(spelled)}, and the model's chat "
+        "template rewrites such text: leave it out, or use --parse-special to send it as that token"
     )
 
 
