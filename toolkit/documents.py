@@ -40,7 +40,7 @@ from .errors import BundleError, OmniDraftError
 
 T = TypeVar("T")
 
-MAX_BYTES = 16 * 2**20
+MAX_BYTES = 4 * 2**20
 """Largest document that is read unless the caller allows more."""
 
 MAX_DEPTH = 100
