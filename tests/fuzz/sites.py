@@ -6,6 +6,7 @@ made again after the damage, so that the content is reached. Everything is put b
 
 import contextlib
 import hashlib
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -486,6 +487,15 @@ class CheckpointSite:
         (self.folder / "special_tokens_map.json").write_text(json.dumps(special))
         (self.folder / "chat_template.jinja").write_text(TEMPLATE_PARTS[1])
         self.files = {p: p.read_bytes() for p in sorted(self.folder.iterdir()) if p.is_file()}
+        folder = root / "sentencepiece"
+        folder.mkdir()
+        documents = {"added_tokens.json": {"<x>": 300}, "special_tokens_map.json": special}
+        config = json.loads((self.folder / "tokenizer_config.json").read_text())
+        config["added_tokens_decoder"] = {"2": {"content": "</s>", "special": True}}
+        for name, content in (documents | {"tokenizer_config.json": config}).items():
+            (folder / name).write_text(json.dumps(content))
+        (folder / "tokenizer.model").write_bytes(sentencepiece_model())
+        self.pieces = {p: p.read_bytes() for p in sorted(folder.iterdir())}
         document = json.loads((self.folder / "tokenizer.json").read_text())
         self.fields = metadata_of(document, pre="gpt-2")
         self.gguf = write_small_gguf(root / "model.gguf", self.fields, GGUF_NUMBERS)
@@ -494,6 +504,26 @@ class CheckpointSite:
         path = mutator.one(list(self.files))
         with replaced(path, damaged(mutator, path, self.files[path])):
             return call(lambda: read_checkpoint(self.folder))
+
+    def exports(self, mutator: Mutator) -> str:
+        """The whole way into a bundle, for what is found after the checkpoint was opened."""
+        path = mutator.one([p for p in self.files if p.suffix != ".safetensors"])
+        folder, output = str(self.folder), self.folder.parent / "exported"
+        model = ["--drafter", folder, "--target", folder, "--lora-rank", "0", "-o", str(output)]
+        try:
+            with replaced(path, damaged(mutator, path, self.files[path])):
+                return command("export", *model, "--precision", "fp32", "--context-length", "64")
+        finally:
+            for left in output.parent.glob("*exported*"):
+                shutil.rmtree(left)
+
+    def sentencepieces(self, mutator: Mutator) -> str:
+        """A `tokenizer.model` and the documents beside it, in place of a `tokenizer.json`."""
+        from omnidraft_npu.quantize.tokenization.hf_tokenizer import read_tokenizer
+
+        path = mutator.one(list(self.pieces))
+        with replaced(path, damaged(mutator, path, self.pieces[path])):
+            return call(lambda: read_tokenizer(path.parent))
 
     def ggufs(self, mutator: Mutator) -> str:
         if mutator.chance(0.4):
@@ -570,6 +600,26 @@ def damaged_array(mutator: Mutator, array: Any) -> Any:
     with np.errstate(all="ignore"):
         array.flat[at] = mutator.one(numbers)
     return array
+
+
+def sentencepiece_model() -> bytes:
+    """A small `tokenizer.model`."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the small drafter and the large target"] * 20),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=300,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        num_threads=1,
+    )
+    return model.getvalue()
 
 
 GGUF_NUMBERS = {

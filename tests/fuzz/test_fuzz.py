@@ -52,6 +52,8 @@ _SHARES = {
     "imports": 8,
     "folders": 10,
     "ggufs": 10,
+    "sentencepieces": 5,
+    "exports": 1,
 }
 """How often each kind is drawn."""
 
