@@ -1,6 +1,7 @@
 """`tokenizer.json` documents written from a list of pieces and how they are merged."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -105,12 +106,15 @@ def merges_from_scores(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     """
     mergeable = (PieceKind.NORMAL, PieceKind.USER_DEFINED)
     ids = {p.text: i for i, p in enumerate(pieces) if p.kind in mergeable}
+    sizes = sorted({0, *map(len, ids)})
     joins: list[tuple[float, int, int, int, int]] = []
     for text, i in ids.items():
         if len(text) < 2:
             continue
         score = 0.0 if pieces[i].kind == PieceKind.USER_DEFINED else pieces[i].score
-        for cut in range(1, len(text)):
+        # No part is longer than this: a piece of 100,000 characters has few places to cut.
+        longest = sizes[bisect_left(sizes, len(text)) - 1]
+        for cut in range(max(1, len(text) - longest), longest + 1):
             left, right = ids.get(text[:cut]), ids.get(text[cut:])
             if left is not None and right is not None:
                 joins.append((-score, -cut, cut - len(text), left, right))
