@@ -225,6 +225,12 @@ def test_a_closed_stdin_holds_no_prompt(bundle, prompt):
     assert done.stderr.startswith("Error: there is no prompt")
 
 
+def test_a_control_token_in_a_prompt_is_that_token_where_it_is_asked_for(bundle):
+    parsed = run(bundle, "<eos>", "--target", "chat", "--parse-special", "--json")
+    templated = run(bundle, "<bos>user: <eos>\n", "--target", "chat", "--raw", "--json")
+    assert document(parsed)["token_ids"] == document(templated)["token_ids"]
+
+
 def test_the_chat_template_is_used_unless_raw(bundle):
     chat = document(run(bundle, "two", "--target", "chat", "--json"))
     raw = document(run(bundle, "two", "--target", "chat", "--raw", "--json"))

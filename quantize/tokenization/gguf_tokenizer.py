@@ -1,6 +1,7 @@
 """The exact tokenizer of a GGUF file, whose metadata keeps tokens but not how text is split."""
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -73,14 +74,20 @@ def _byte_level(fields: Mapping[str, Any]) -> TokenizerFiles:
 
 def _space_mark(fields: Mapping[str, Any]) -> TokenizerFiles:
     if (
-        fields.get(_PREFIX + "remove_extra_whitespaces")
+        _flag(fields, "remove_extra_whitespaces", False)
         or (_PREFIX + "precompiled_charsmap") in fields
     ):
         raise TokenizerError(
             "the GGUF file's tokenizer rewrites its text (remove_extra_whitespaces or a character "
             "map), which is not supported: use the Hugging Face checkpoint of this model"
         )
-    pieces = _pieces(fields, scores=_array(fields, "scores", float))
+    values = _array(fields, "scores", float)
+    if not all(map(math.isfinite, values)):
+        raise TokenizerError(
+            f"{_PREFIX}scores of the GGUF file holds NaN or infinity, which leaves the order of "
+            f"merges open: {_ADVICE}"
+        )
+    pieces = _pieces(fields, scores=values)
     scores = [piece.score for piece in pieces if piece.kind == PieceKind.NORMAL]
     if len(scores) > 2 * len(set(scores)):
         raise TokenizerError(
@@ -90,7 +97,7 @@ def _space_mark(fields: Mapping[str, Any]) -> TokenizerFiles:
     bos = _wanted_bos(fields, pieces, default=True)
     document = space_mark_document(
         pieces,
-        space_prefix="always" if fields.get(_PREFIX + "add_space_prefix", True) else "never",
+        space_prefix="always" if _flag(fields, "add_space_prefix", True) else "never",
         bos=_text(pieces, bos),
     )
     return _files(fields, pieces, document, bos, None)
@@ -200,6 +207,14 @@ def _array(fields: Mapping[str, Any], name: str, kind: Any) -> list[Any]:
     )
 
 
+def _flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = fields.get(_PREFIX + name)
+    if value is None:
+        return default
+    where = f"{_PREFIX}{name} of the GGUF file"
+    return convert_document(value, bool, where, error=TokenizerError, advice=_ADVICE)
+
+
 def _pair(text: str) -> tuple[str, str]:
     left, _, right = text.partition(" ")
     return left, right
@@ -207,7 +222,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _wanted_bos(fields: Mapping[str, Any], pieces: Sequence[Piece], default: bool) -> int | None:
     """The id that begins every sequence, None where the model wants none."""
-    if not fields.get(_PREFIX + "add_bos_token", default):
+    if not _flag(fields, "add_bos_token", default):
         return None
     return _special_id(fields, "bos", len(pieces), is_needed=True)
 

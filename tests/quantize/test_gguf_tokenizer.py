@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from omnidraft_npu.quantize.checkpoints.gguf_file import read_gguf_header
 from omnidraft_npu.quantize.tokenization import pretokenizers
 from omnidraft_npu.quantize.tokenization.gguf_tokenizer import tokenizer_from_gguf
 from omnidraft_npu.text.tokenizer import Tokenizer
+from omnidraft_npu.text.tokenizer_config import chat_templates
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from real_models import real_model
@@ -287,6 +289,12 @@ def test_a_first_token_that_is_wanted_must_be_a_token() -> None:
             "tokens and merges give is not a tokenizer",
         ),
         (MARKED, "scores", None, "no tokenizer.ggml.scores"),
+        (SMALL, "tokens", [1] * 259, "tokens of the GGUF file: [0] is 1, must be a string"),
+        (SMALL, "merges", [1, 2], "merges of the GGUF file: [0] is 1, must be a string"),
+        (SMALL, "token_type", [True] * 259, "[0] is True, must be an integer"),
+        (SMALL, "add_bos_token", "x", "add_bos_token of the GGUF file is 'x', must be true or"),
+        (MARKED, "add_space_prefix", 1, "add_space_prefix of the GGUF file is 1, must be true or"),
+        (MARKED, "scores", [math.nan] * 261, "holds NaN or infinity"),
         (MARKED, "scores", [0.0] * 261, "the same score"),
         (MARKED, "scores", [0.0], "261 tokens but 1 tokenizer.ggml.scores"),
         (MARKED, "remove_extra_whitespaces", True, "rewrites its text"),
@@ -335,3 +343,11 @@ def test_a_token_that_occurs_twice_is_refused() -> None:
     }
     with pytest.raises(TokenizerError, match=r"token 'a' of id .* has id 258"):
         tokenizer_from_gguf(SMALL | fields)
+
+
+def test_several_chat_templates_keep_their_names() -> None:
+    named = {"tokenizer.chat_template": "one", "tokenizer.chat_template.tool_use": "two"}
+    found = tokenizer_from_gguf(SMALL | named).tokenizer_config
+    assert chat_templates(found) == {"default": "one", "tool_use": "two"}
+    with pytest.raises(TokenizerError, match="chat_template of the GGUF file: default is 5"):
+        tokenizer_from_gguf(SMALL | {"tokenizer.chat_template": 5})

@@ -151,6 +151,15 @@ def test_a_prompt_gets_the_chat_template_unless_raw(bundle):
     assert session.encode("c").count(1) == session.encode("c", raw=True).count(1) == 1
 
 
+def test_a_control_token_in_a_prompt_is_text_unless_it_is_parsed(bundle):
+    session = open_session(bundle, threads=1)
+    special = session.pair.target.tokenizer.special_ids
+    end = session.encode("</s>", parse_special=True)
+    assert sum(i in special for i in end) == 2
+    assert sum(i in special for i in session.encode("</s>")) == 1
+    assert sum(i in special for i in session.encode("</s>", raw=True)) == 2
+
+
 def test_the_bytes_of_half_a_character_wait(bundle, monkeypatch):
     session = open_session(bundle, threads=1, use_drafter=False)
     prompt_ids = session.encode("abc")
