@@ -13,13 +13,11 @@ from omnidraft_npu.bundle import Bundle
 from omnidraft_npu.errors import BundleError, ConfigError
 
 from .adapter_files import HEAD_PREFIX, AdapterKey, read_adapter, write_adapter
-from .lora_inputs import fit_lora
+from .lora_inputs import check_head, fit_lora
 from .lora_trainer import new_adapter
 from .peft_files import read_peft, write_peft
 
 SUFFIX = ".onnx_adapter"
-
-_TAKE_HIDDEN = tuple(f".{part}_proj.A" for part in ("q", "k", "v", "gate", "up"))
 
 Shapes = dict[str, tuple[int, ...]]
 OwnTensors = dict[str, npt.NDArray[np.float32]]
@@ -121,7 +119,7 @@ def _completed(tensors: OwnTensors, shapes: Shapes, source: Path) -> OwnTensors:
         fit_lora(shapes, lora)
         _check_pairs(lora)
         AcceptanceHead.from_tensors(head)
-        _check_width(head, shapes)
+        check_head(head, shapes)
     except BundleError as error:
         raise BundleError(f"{source}: {error}") from error
     return {**new_adapter(shapes), **lora, **head}
@@ -145,16 +143,6 @@ def _check_rank(lora: OwnTensors, shapes: Shapes) -> None:
         raise BundleError(
             f"it has rank {min(other)}, the drafter was exported with {min(mine)}: export it again "
             f"with --lora-rank {min(other)}"
-        )
-
-
-def _check_width(head: OwnTensors, shapes: Shapes) -> None:
-    """Refuse a head for another width of hidden states than what the first projections take."""
-    widths = {shape[0] for name, shape in shapes.items() if name.endswith(_TAKE_HIDDEN)}
-    if head and widths and (found := len(head["head.in.weight"])) not in widths:
-        raise BundleError(
-            f"its acceptance head takes hidden states of {found}, the drafter gives {min(widths)}: "
-            "it was made for another drafter"
         )
 
 

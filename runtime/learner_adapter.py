@@ -15,7 +15,7 @@ from omnidraft_npu.state_folder import adapters_path
 
 from .adapter_files import HEAD_PREFIX, AdapterKey, Tensors
 from .adapter_store import BASE, AdapterStore
-from .lora_inputs import fit_lora
+from .lora_inputs import check_head, fit_lora
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class AdapterInUse:
             version = self.store.current
             adapter = Adapter.of(version, self.store.load(version))
             fit_lora(inputs, adapter.lora)
+            if adapter.head is not None:
+                check_head(adapter.head.tensors, inputs)
         except BundleError as error:
             logger.warning("the drafter is used as it was exported: %s", error)
             return
