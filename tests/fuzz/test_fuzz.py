@@ -26,8 +26,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from fuzz.bundle_site import BundleSite
+from fuzz.checkpoint_site import CheckpointSite
 from fuzz.mutations import Mutator
-from fuzz.sites import BundleSite, CheckpointSite, StateSite
+from fuzz.state_site import StateSite
 
 from omnidraft_npu.prompt_text import MAX_BYTES
 
