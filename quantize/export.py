@@ -18,7 +18,8 @@ from omnidraft_npu.locks import exclusive
 from omnidraft_npu.manifest import MANIFEST, FileEntry, Manifest, ModelEntry
 from omnidraft_npu.memory import available_bytes
 from omnidraft_npu.progress import Report
-from omnidraft_npu.replacement import export_lock, partial_path
+from omnidraft_npu.replacement import partial_path
+from omnidraft_npu.state_folder import export_lock
 
 from .htp_model import HtpModel, check_htp
 from .htp_stage import export_htp

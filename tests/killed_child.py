@@ -22,9 +22,9 @@ from omnidraft_npu.errors import StateError
 from omnidraft_npu.locks import exclusive
 from omnidraft_npu.quantize import export as _export  # noqa: F401
 from omnidraft_npu.quantize.placing import check_output, put_in_place
-from omnidraft_npu.replacement import export_lock, partial_path
+from omnidraft_npu.replacement import partial_path
 from omnidraft_npu.runtime import adapter_exchange  # noqa: F401
-from omnidraft_npu.state_folder import learning
+from omnidraft_npu.state_folder import export_lock, learning
 
 CHANGES |= {"remove", "rename", "rmdir", "link"}
 
@@ -62,7 +62,7 @@ def learn(bundle: Path, first: str) -> None:
             number += 1
         except StateError:
             pass
-        time.sleep(0.01)
+        time.sleep(0.1)  # as rarely as people ask; the others poll
 
 
 ACTIONS = {"replace": replace, "command": command, "learn": learn}
@@ -82,6 +82,8 @@ def main() -> None:
                 ACTIONS[what](bundle, *arguments)
                 sys.setprofile(None)
                 say("end", 0, COUNTER.count)
+            except BaseException as error:  # noqa: BLE001  # whoever started this reports it
+                say("failed", repr(error))
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)

@@ -48,7 +48,7 @@ class Forking:
         """Signal and number of calls of one process."""
         self.start(what, *arguments, call=call)
         words = self._process.stdout.readline().split()
-        assert words[:1] == ["end"], f"{what} ended with an error"
+        assert words[:1] == ["end"], f"{what}: {words}"
         _, ended_by, calls = words
         return int(ended_by), int(calls)
 

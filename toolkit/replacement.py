@@ -33,6 +33,7 @@ from .state_folder import (
     STATE,
     changing_all,
     check_links,
+    export_lock,
     learned_targets,
     real_path,
     replaced_path,
@@ -49,12 +50,6 @@ def partial_path(output: Path) -> Path:
     """Where a new bundle is made before it takes the place of `output`."""
     output = real_path(output)
     return output.parent / f"{output.name}.partial"
-
-
-def export_lock(output: Path) -> Path:
-    """The lock file that is held by whoever makes, replaces or restores `output`."""
-    output = real_path(output)
-    return output.parent / f".{output.name}.lock"
 
 
 def restore(output: Path) -> None:

@@ -69,6 +69,12 @@ def replaced_path(bundle: Path) -> Path:
     return bundle.parent / f"{bundle.name}.replaced"
 
 
+def export_lock(bundle: Path) -> Path:
+    """The lock file that is held by whoever makes, replaces or restores `bundle`."""
+    bundle = real_path(bundle)
+    return bundle.parent / f".{bundle.name}.lock"
+
+
 def check_state(bundle: Path, target_names: Iterable[str] = ()) -> None:
     """Refuse a `state/` that leads elsewhere, cannot be read, or is in its own way.
 
@@ -270,7 +276,9 @@ def _locked(
 
 def _make_folder(bundle: Path, folder: Path) -> None:
     """Make a folder of `state/`, but never that of a bundle which is being replaced."""
-    if not bundle.exists() and not replaced_path(bundle).exists():
+    # The lock is there all through a replacement, whatever is seen of its renames.
+    signs = (export_lock(bundle), replaced_path(bundle))
+    if not bundle.exists() and not any(map(os.path.lexists, signs)):
         bundle.mkdir(parents=True, exist_ok=True)
     path = bundle
     for part in folder.relative_to(bundle).parts:
