@@ -168,7 +168,8 @@ class ReplayBuffer:
 
         for path in self._files():
             number = int(path.name[:8])
-            if number > after:
+            # Opening a pipe would wait for a writer.
+            if number > after and path.is_file():
                 with (
                     contextlib.suppress(SafetensorError, OSError),
                     safe_open(path, "numpy") as file,

@@ -4,6 +4,7 @@ The inputs of a layer are those of the layers before it as they were rounded, so
 layer makes good some of the error it is given. Memory holds one layer.
 """
 
+import zipfile
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from omnidraft_npu.errors import ExportError
 from omnidraft_npu.files import atomic_path
 
 from ..architecture import DecoderConfig
@@ -64,12 +66,18 @@ class IntegerWeights:
 
     def get(self, name: str) -> IntegerWeight | None:
         """The weight of a name; None if it stays as it is."""
-        if not self._path(name).is_file():
+        path = self._path(name)
+        if not path.is_file():
             return None
-        with np.load(self._path(name)) as arrays:
-            scales = Scales(channel=arrays["channel"], block=arrays.get("block"))
-            bits: Literal[4, 8] = 4 if arrays["bits"] == 4 else 8
-            return IntegerWeight(levels=arrays["levels"], scales=scales, bits=bits)
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                scales = Scales(channel=arrays["channel"], block=arrays.get("block"))
+                bits: Literal[4, 8] = 4 if arrays["bits"] == 4 else 8
+                return IntegerWeight(levels=arrays["levels"], scales=scales, bits=bits)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ExportError(
+                f"{path} is damaged: delete it and run the same command again"
+            ) from error
 
     def over(self, tensors: Tensors) -> Tensors:
         """`tensors` with the weights that are kept here as their levels stand for them."""

@@ -88,7 +88,7 @@ def shard_tokens(path: Path) -> int:
     try:
         with safe_open(path, framework="numpy") as file:
             size: int = file.get_slice("token_ids").get_shape()[0]
-    except SafetensorError as error:
+    except (SafetensorError, OSError, IndexError) as error:
         raise _damaged(path, error) from error
     return size
 

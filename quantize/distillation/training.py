@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from omnidraft_npu.documents import convert_document
 from omnidraft_npu.errors import CheckpointError, ConfigError
 from omnidraft_npu.files import atomic_path
 
@@ -170,7 +171,9 @@ class Trainer:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             self.model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
-            self.progress = Progress(**state["progress"])
+            self.progress = convert_document(
+                state["progress"], Progress, "its progress", advice="it is damaged", is_closed=True
+            )
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
             raise CheckpointError(

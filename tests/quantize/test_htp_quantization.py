@@ -10,6 +10,7 @@ import pytest
 from reference_models import random_ids, random_lora
 from simulated_htp import X_ELITE, open_simulated, relative_error
 
+from omnidraft_npu.errors import ExportError
 from omnidraft_npu.qnn.provider import QNN_PROVIDER, placement
 from omnidraft_npu.quantize.calibration import htp_quantization, weights
 from omnidraft_npu.quantize.calibration.comparison import Comparison
@@ -398,3 +399,12 @@ def test_a_value_that_was_not_calibrated_is_no_silent_float(quantized, tmp_path)
         pytest.raises(ValueError, match=r"layers\.0\.active.* was not calibrated"),
     ):
         QdqGraph(writer, graph, {}, IntegerWeights(tmp_path), None, has_rotary_operator=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04cut", b"\x80\x04", b"\x93NUMPY"])
+def test_a_damaged_weight_of_an_earlier_run_is_one_line(tmp_path, content):
+    """It was a traceback of zipfile, in every export after it."""
+    kept = IntegerWeights(tmp_path)
+    (tmp_path / "layers.0.q_proj.npz").write_bytes(content)
+    with pytest.raises(ExportError, match=r"q_proj\.npz is damaged: delete it"):
+        kept.get("layers.0.q_proj")

@@ -1,6 +1,7 @@
 """Training examples on disk: bounded, erasable, whole or not there."""
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -253,3 +254,12 @@ def test_an_example_with_pieces_that_the_drafter_lacks_is_passed_over(buffer, ca
         known = dataclasses.replace(buffer, num_pieces=num_pieces)
         assert len(list(known.examples())) == count
     assert "do not fit together" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_among_the_examples_holds_nothing_up(buffer, caplog):
+    buffer.append(example(2))
+    os.mkfifo(buffer.folder / "00000009.safetensors")
+    assert list(buffer.numbers(after=0)) == [1]
+    assert len(list(buffer.examples())) == 1
+    assert "not a regular file" in caplog.text
