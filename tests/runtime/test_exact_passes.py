@@ -71,13 +71,25 @@ def test_the_last_place_of_a_context_is_scored_with_the_token_before_it():
     assert rule.next_pass(60, 1, 64) == (1, 64, 0)
 
 
-def write_graph(folder: Path, architecture: str, precision: str, rows: bool = True, **own) -> Path:
+def write_graph(
+    folder: Path,
+    architecture: str,
+    precision: str,
+    rows: bool = True,
+    lora_rank: int = 0,
+    **own,
+) -> Path:
     checkpoint = folder / "checkpoint"
     save_tiny_model(
         checkpoint, architecture, vocab_size=VOCAB, max_position_embeddings=CONTEXT, **own
     )
     opened = open_checkpoint(checkpoint)
-    options = CpuGraphOptions(precision=precision, context_length=CONTEXT, has_attention_rows=rows)
+    options = CpuGraphOptions(
+        precision=precision,
+        context_length=CONTEXT,
+        has_attention_rows=rows,
+        lora_rank=lora_rank,
+    )
     build_cpu_decoder(opened.config, opened.tensor, folder, options)
     return folder / "model.onnx"
 
@@ -131,6 +143,23 @@ def test_logits_have_the_same_bits_for_every_pass_length(heads, precision, rows,
         lm.rewind(0)
         others = scored(lm, token_ids, prefilled, length)[max(0, 20 - prefilled) :]
         np.testing.assert_array_equal(others, alone[-len(others) :])
+
+
+@pytest.mark.parametrize("rank", [4, 64])
+def test_an_adapter_leaves_passes_exact(rank, tmp_path, rng):
+    """Its products are of float32 and not packed, so a lone row may take another kernel."""
+    path = write_graph(tmp_path, "llama", "int8", lora_rank=rank, head_dim=64)
+    model = open_graph(path)
+    assert model.exact_rule.holds
+    shapes = model.lora_inputs.items()
+    adapter = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes}
+    lm = OnnxCausalLM(model)
+    lm.set_lora(adapter)
+    token_ids = rng.integers(3, VOCAB, 100).tolist()
+    alone = scored(lm, token_ids, 20, 1)
+    for length in (2, 3, 5, 8):
+        lm.rewind(0)
+        np.testing.assert_array_equal(scored(lm, token_ids, 20, length), alone)
 
 
 def test_a_lone_row_of_attention_has_other_bits(tmp_path, rng):
