@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from importlib.util import find_spec
 
 import onnxruntime as ort
 import pytest
@@ -82,7 +83,8 @@ def test_a_smaller_update_for_a_weak_device(checkpoint, tmp_path):
     opened = open_bundle(tmp_path / "bundle")
     training = opened.manifest.drafter.training
     assert (training.lora_rank, training.batch, training.length) == (2, 2, 32)
-    assert training.gradient_error < 1e-4
+    if find_spec("torch"):  # without it gradients are tried, not measured
+        assert training.gradient_error < 1e-4
     shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "bundle")])
     assert "learns: LoRA of rank 2, 2 responses of at most 32 pieces" in shown.stdout
 
