@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 import struct
+from importlib.util import find_spec
 
 import pytest
 from click.testing import CliRunner
@@ -317,7 +318,12 @@ def test_an_adapted_length_is_measured_next_to_fixed_ones(bundle, prompts):
         (["--max-new-tokens", "0"], ["max_new_tokens is 0"], 2),
         (["--target", "nobody"], ["nobody"], 2),
         (["--prompts", "no-such-file.jsonl"], ["no-such-file.jsonl"], 1),
-        (["--plot", "no/such/folder/x.png"], ["folder", "no/such/folder/x.png"], 2),
+        pytest.param(
+            ["--plot", "no/such/folder/x.png"],
+            ["folder", "no/such/folder/x.png"],
+            2,
+            marks=pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib"),
+        ),
     ],
 )
 def test_bad_input_is_one_line(bundle, prompts, arguments, words, code):

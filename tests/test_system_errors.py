@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from omnidraft_npu.cli import cli
 from omnidraft_npu.commands import inspect
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX files")
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
 
 def fails(*arguments, code=1, **options):
@@ -83,7 +85,7 @@ COMMANDS = [
     ["verify", "--prompts", "{}"],
     ["verify", "-b", "{}"],
     ["export", "--drafter", "{}", "--target", "{}", "-o", "never"],
-    ["distill", "--target", "{}", "-o", "never"],
+    pytest.param(["distill", "--target", "{}", "-o", "never"], marks=needs_torch),
     ["adapters", "list", "{}"],
     ["adapters", "forget", "{}", "--yes"],
     ["cache", "show", "{}"],
@@ -117,7 +119,7 @@ def test_links_in_a_circle_pipes_and_names_that_are_no_text_are_one_line(command
 
 
 @posix
-@pytest.mark.parametrize("command", ["export", "distill"])
+@pytest.mark.parametrize("command", ["export", pytest.param("distill", marks=needs_torch)])
 def test_an_output_that_is_a_link_in_a_circle_is_one_line(command, tmp_path):
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
