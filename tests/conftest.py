@@ -8,6 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more about what else the machine does.
+settings.register_profile("any time", deadline=None)
+settings.load_profile("any time")
 
 HOST_ONLY = {"accelerate", "matplotlib", "onnxscript", "peft", "torch", "transformers"}
 """Packages that `.ci/arm64` does not install."""

@@ -340,7 +340,7 @@ def test_a_bad_row_names_its_line(bundle, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"promt": "b"}\n')
     result = bench(bundle, tmp_path / "bad.jsonl")
     assert result.exit_code == 1
-    assert "bad.jsonl, line 2 has no 'prompt'" in result.stderr
+    assert "bad.jsonl, line 2 lacks 'prompt'" in result.stderr
 
 
 def test_the_builtin_prompts_are_used_where_no_file_is_given(bundle):

@@ -111,7 +111,7 @@ def _quality_text(htp: HtpEntry) -> str:
             f"{report['float_perplexity']:,.2f} ({100 * rise:+.1f} %)"
         )
     if "top_1_agreement" in report:
-        tokens = f" of {report['tokens']:,} tokens" if "tokens" in report else ""
+        tokens = f" of {report['tokens']:,.0f} tokens" if "tokens" in report else ""
         parts.append(f"the same first choice after {100 * report['top_1_agreement']:.1f} %{tokens}")
     if "relative_error" in report:
         parts.append(f"relative error of the logits {report['relative_error']:.3f}")
