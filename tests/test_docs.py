@@ -70,3 +70,15 @@ def test_every_command_has_examples_that_parse():
         for arguments in examples:
             assert " ".join(arguments).startswith(name)
             check(arguments)
+
+
+def test_every_test_that_a_report_names_exists():
+    file = None
+    for report in (ROOT / "docs" / "reports").glob("*.md"):
+        named = re.findall(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`", report.read_text(encoding="utf-8"))
+        for path, name in named:
+            file = ROOT / path if path else file
+            if path or name:
+                assert file is not None and file.is_file(), f"{report.name}: {path}"
+            if name:
+                assert f"def {name}(" in file.read_text(encoding="utf-8"), f"{report.name}: {name}"
