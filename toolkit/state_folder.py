@@ -275,11 +275,7 @@ def _locked(
 
 
 def _make_folder(bundle: Path, folder: Path) -> None:
-    """Make a folder of `state/`, but never that of a bundle which is being replaced."""
-    # The lock is there all through a replacement, whatever is seen of its renames.
-    signs = (export_lock(bundle), replaced_path(bundle))
-    if not bundle.exists() and not any(map(os.path.lexists, signs)):
-        bundle.mkdir(parents=True, exist_ok=True)
+    """Make a folder of `state/`, but never the bundle's: an export may be replacing it."""
     path = bundle
     for part in folder.relative_to(bundle).parts:
         path = path / part

@@ -34,6 +34,7 @@ def learn(state, number):
 @pytest.fixture
 def learned(tmp_path):
     state = LearnedState(bundle=tmp_path / "bundle")
+    state.bundle.mkdir()
     learn(state, 1)
     return state
 

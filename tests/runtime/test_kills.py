@@ -22,6 +22,7 @@ class Learners:
 
     def __init__(self, bundle: Path) -> None:
         self.state = LearnedState(bundle=bundle)
+        bundle.mkdir()
         self.examples: list[int] = []
         self.versions: list[int] = []
         self.used = 0
