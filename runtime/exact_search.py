@@ -148,8 +148,9 @@ def _candidates(model: "OnnxModel") -> Iterator[ExactRule]:
         if signature.has_attention_rows:
             yield found
         yield replace(found, whole_pass=True)
-        if found.min_rows < 2:
-            yield replace(found, whole_pass=True, min_rows=2)
+        for min_rows, key_multiple in _UNKNOWN_ATTENTION:
+            if (min_rows, key_multiple) > (found.min_rows, found.key_multiple):
+                yield replace(found, whole_pass=True, min_rows=min_rows, key_multiple=key_multiple)
         return
     none, *others = (
         ExactRule(min_rows=min_rows, key_multiple=key_multiple, whole_pass=True)
