@@ -157,6 +157,18 @@ def test_a_rule_that_the_whole_graph_contradicts_is_not_used(tmp_path, store, mo
     assert rule.holds and rule.min_rows == 2 and rule.whole_pass
 
 
+def test_more_keys_are_tried_where_a_whole_graph_contradicts_its_attention(
+    tmp_path, store, monkeypatch
+):
+    """On Arm two rows are never enough, and no others were tried."""
+    monkeypatch.setattr(
+        exact_search, "attention_rule", lambda head_dim, dtype: ExactRule(min_rows=2)
+    )
+    monkeypatch.setattr(exact_search, "_agrees", lambda model, rule: rule.key_multiple == 4)
+    rule = opened(tmp_path).exact_rule
+    assert rule == ExactRule(min_rows=2, key_multiple=4, whole_pass=True)
+
+
 def test_a_cache_that_grows_gets_added_rows_too(tmp_path, store):
     """A graph of standard operators: whatever was found, tokens alone and together agree."""
     model = opened(tmp_path, OPTIMUM)
