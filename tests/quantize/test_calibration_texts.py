@@ -103,7 +103,7 @@ def test_a_text_file_holds_a_prompt_a_paragraph(tmp_path):
         ("p.jsonl", b"", "holds no prompt"),
         ("p.txt", b"\n \n", "holds no prompt"),
         ("p.jsonl", b'{"prompt": "\xff"}', "is not UTF-8 text"),
-        ("p.jsonl", b'{"prompt": "abc"}\n{"text": "x"}', "line 2 has no 'prompt'"),
+        ("p.jsonl", b'{"prompt": "abc"}\n{"text": "x"}', "line 2 lacks 'prompt'"),
         (
             "p.jsonl",
             b'{"prompt": "ab"}\n{"prompt": "abcdefgh"}',
