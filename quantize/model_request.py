@@ -58,6 +58,11 @@ class ModelRequest:
                 f"lora_rank is {self.lora_rank}, must not be negative: use --lora-rank 0 for a "
                 "drafter that does not learn"
             )
+        if self.exporter == "optimum" and self.htp is not None:
+            raise ConfigError(
+                f"{self.name} is not built by our own builder, so it has no graphs for the NPU: "
+                "leave out --soc, or choose a model of a supported architecture"
+            )
 
     def fitted_context(self, longest: int | None) -> int:
         """Tokens of the exported context: as many as were asked for, if the model has them."""
@@ -98,13 +103,11 @@ def model_request(
         ConfigError, CheckpointError: see `require_optimum`.
     """
     path = resolve_model(name)
-    if exporter == "optimum":
-        require_optimum(path)
     stem = path.name.removesuffix(".gguf") if path.is_file() else path.resolve().name
     is_path = Path(name).exists()
     last = stem if is_path else name.split("/")[-1]
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-.")
-    return ModelRequest(
+    request = ModelRequest(
         name=plain or "model",
         path=path,
         source=path.resolve().name if is_path else name,
@@ -116,6 +119,9 @@ def model_request(
         training=training if lora_rank > 0 else None,
         htp=htp,
     )
+    if exporter == "optimum":
+        require_optimum(path)
+    return request
 
 
 def _fingerprint(path: Path) -> list[Any]:

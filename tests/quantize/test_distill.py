@@ -213,9 +213,11 @@ def test_a_run_goes_on_with_its_own_corpus_only(finished, target, corpus, tmp_pa
 def test_damaged_settings_are_one_line(finished, target, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(finished, output)
-    for content in ("{", "[]"):
+    for content, found in (("{", "is not JSON"), ("[]", "is a list, must be an object")):
         (output / "settings.json").write_text(content)
-        assert "settings.json is damaged" in only_error(distill(target, output, "--resume"), 1)
+        line = only_error(distill(target, output, "--resume"), 1)
+        assert f"settings.json {found}" in line
+        assert "it is damaged; name another folder with --output" in line
 
 
 def test_without_torch_the_extra_is_named(target, tmp_path, monkeypatch):

@@ -224,12 +224,17 @@ def test_a_cache_that_no_chip_can_map_is_one_line_before_any_work(tmp_path, noth
     root = tmp_path / "checkpoints"
     for role in ("drafter", "target"):
         write_checkpoint(
-            root / role, vocab_size=280, num_hidden_layers=1, max_position_embeddings=10**8
+            root / role,
+            vocab_size=280,
+            num_hidden_layers=2,
+            num_key_value_heads=4,
+            head_dim=256,
+            max_position_embeddings=2**21,
         )
-    long = ("--context-length", "100000000", "--htp-context-length", "90000000")
+    long = ("--context-length", "2097152", "--htp-context-length", "2000000")
     extra = ("--soc", "x-elite", *long)
     line = error_of(export(root, tmp_path / "bundle", *extra), 2)
-    assert "a cache of 90,000,000 tokens of drafter takes" in line
+    assert "a cache of 2,000,000 tokens of drafter takes" in line
     assert "--htp-context-length" in line
 
 
