@@ -234,7 +234,9 @@ class AdapterStore:
             return f"{_name(version)} is used"
         fitting = [record.version for record in self.records() if not self.misfit(record)]
         other = f", or until you roll back to {_name(fitting[-1])}, which fits" if fitting else ""
-        return f"the drafter is used as it was exported until it has learned anew{other}"
+        if not self.key.rank:
+            return "the drafter is used as it was exported, without LoRA inputs: it cannot learn"
+        return f"the drafter is used as it was exported until it has learned again{other}"
 
     def _evict(self, *, keep: int) -> None:
         """Remove the oldest versions over the budget, but not `keep`, nor what is in use."""

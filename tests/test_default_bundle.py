@@ -86,3 +86,14 @@ def test_an_export_without_a_drafter_takes_the_one_that_ships(tiny_drafter, tmp_
     made = CliRunner().invoke(cli, ["export", "--target", str(model), *options])
     assert made.exit_code == 0, made.output
     assert open_bundle(tmp_path / "bundle").manifest.drafter.source == "omnidraft-tiny"
+
+
+def test_what_was_learned_with_a_model_is_listed_by_the_models_name(tmp_path, monkeypatch):
+    model = write_checkpoint(tmp_path / "model", vocab_size=280)
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    assert CliRunner().invoke(cli, ["inspect", str(model)]).exit_code == 5
+    run = ["run", "--target", str(model), "--raw", "--max-new-tokens", "2", "a b"]
+    assert CliRunner().invoke(cli, run).exit_code == 0
+    for command in (["inspect"], ["adapters", "list"]):
+        shown = CliRunner().invoke(cli, [*command, str(model), "--json"])
+        assert shown.exit_code == 0, shown.output

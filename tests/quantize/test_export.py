@@ -89,7 +89,14 @@ def test_an_existing_bundle_is_kept_without_force_and_its_state_survives_force(
     assert (output / "manifest.json").stat().st_mtime_ns == before
     (output / "state").mkdir()
     (output / "state" / "learned").write_text("precious")
-    assert export(checkpoints, output, "--force").exit_code == 0
+    cache = output / "state" / "ngrams" / "gone.safetensors"
+    cache.parent.mkdir()
+    cache.write_bytes(b"of a target that is no longer there")
+    again = export(checkpoints, output, "--force")
+    assert again.exit_code == 0
+    assert "kept what the replaced bundle had learned: 0 adapters, 0 examples" in again.stderr
+    listed = CliRunner().invoke(cli, ["adapters", "list", str(output)])
+    assert "an earlier export learned for gone" in listed.stdout
     assert (output / "manifest.json").stat().st_mtime_ns != before
     assert (output / "state" / "learned").read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]

@@ -128,7 +128,7 @@ def test_versions_for_another_rank_are_said_once_and_new_ones_go_on_beside_them(
     (told,) = caplog.messages
     assert told == (
         "adapter v0003 was made for another rank (2, here 4): "
-        "the drafter is used as it was exported until it has learned anew"
+        "the drafter is used as it was exported until it has learned again"
     )
     given = {n: np.ones(tuple(4 if k == 2 else k for k in t.shape)) for n, t in tensors().items()}
     wider.use(wider.add(given, parent=wider.current).version)

@@ -13,9 +13,9 @@ from ..forgetting import erase_learned, find_learned
 from ..manifest import MANIFEST
 from ..printing import echo
 from ..state_folder import check_links, learned_targets, learning
+from .decoding_options import bundle_argument
 from .opened_adapters import OpenedAdapters, learner_lines, print_json, print_table
 
-_bundle = click.argument("bundle", type=click.Path(path_type=Path))
 _target = click.option("--target", help="Which target of the bundle [default: the first].")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -39,11 +39,13 @@ def command() -> None:
 
 
 @command.command(name="list")
-@_bundle
+@bundle_argument
 @_target
 @_json
 def list_(bundle: Path, target: str | None, as_json: bool) -> None:
     """List the adapters that were learned for a target of BUNDLE.
+
+    BUNDLE is a folder, or what `run --target` was given, for the bundle that it made.
 
     \b
     Examples:
@@ -68,10 +70,16 @@ def list_(bundle: Path, target: str | None, as_json: bool) -> None:
         echo("one adapter is under training: a version as soon as it drafts better")
     for line in learner_lines(opened.learner_facts()):
         echo(line)
+    others = learned_targets(bundle) - set(opened.bundle.manifest.targets)
+    if left := find_learned(bundle, others).target_names:
+        echo(
+            f"an earlier export learned for {', '.join(left)}, which this bundle does not have: "
+            "`omnidraft-npu adapters forget` erases it"
+        )
 
 
 @command.command()
-@_bundle
+@bundle_argument
 @_version
 @_target
 @_json
@@ -108,7 +116,7 @@ def show(bundle: Path, version: int | None, target: str | None, as_json: bool) -
 
 
 @command.command()
-@_bundle
+@bundle_argument
 @click.argument("output", type=click.Path(path_type=Path))
 @_target
 @click.option("--version", callback=_number, help="Which [default: the one in use].")
@@ -176,7 +184,7 @@ def export(
 
 
 @command.command(name="import")
-@_bundle
+@bundle_argument
 @click.argument("source", type=click.Path(path_type=Path))
 @_target
 @_json
@@ -219,7 +227,7 @@ def import_(bundle: Path, source: Path, target: str | None, as_json: bool) -> No
 
 
 @command.command()
-@_bundle
+@bundle_argument
 @_version
 @_target
 @_json
@@ -252,7 +260,7 @@ def rollback(bundle: Path, version: int | None, target: str | None, as_json: boo
 
 
 @command.command()
-@_bundle
+@bundle_argument
 @click.option("--target", help="Which target of the bundle [default: all].")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_json

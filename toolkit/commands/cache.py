@@ -16,8 +16,8 @@ from ..errors import BundleError, ConfigError
 from ..manifest import ModelEntry
 from ..printing import echo, echo_json
 from ..state_folder import check_state, ngrams_path
+from .decoding_options import bundle_argument
 
-_bundle = click.argument("bundle", type=click.Path(path_type=Path))
 _target = click.option("--target", help="Which target of the bundle [default: the first].")
 
 
@@ -58,7 +58,7 @@ class _Opened:
 
 
 @command.command()
-@_bundle
+@bundle_argument
 @_target
 @click.option(
     "--top",
@@ -109,7 +109,7 @@ def show(bundle: Path, target: str | None, top: int, as_json: bool) -> None:
 
 
 @command.command()
-@_bundle
+@bundle_argument
 @click.argument("others", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_target
 def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
@@ -147,7 +147,7 @@ def merge(bundle: Path, others: tuple[Path, ...], target: str | None) -> None:
 
 
 @command.command()
-@_bundle
+@bundle_argument
 @click.option(
     "--max-bytes",
     default=DEFAULT_MAX_BYTES,

@@ -17,6 +17,18 @@ SEEDED_LENGTH = 4
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def _existing_bundle(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+    from .default_pair import existing_bundle  # slow import
+
+    return existing_bundle(value)
+
+
+bundle_argument = click.argument(
+    "bundle", type=click.Path(path_type=Path), callback=_existing_bundle
+)
+"""A bundle's folder, or what `run --target` was given: then the bundle in the store is meant."""
+
+
 def bundle_options(command: Command) -> Command:
     """Add the options that `default_pair.choose_bundle` takes."""
     for option in reversed(

@@ -11,7 +11,14 @@ from ..bundle import Bundle, open_bundle
 from ..decoder_inputs import ATTENTION_ROWS
 from ..documents import read_document
 from ..drafters import DEFAULT_DRAFTER, packaged_drafter
-from ..errors import BundleError, CheckpointError, ConfigError, ExportError, StoreError
+from ..errors import (
+    BundleError,
+    CheckpointError,
+    ConfigError,
+    ExportError,
+    OmniDraftError,
+    StoreError,
+)
 from ..files import sha256_of, write_json
 from ..locks import exclusive
 from ..lora import DEFAULT_RANK
@@ -58,6 +65,17 @@ def choose_bundle(
     if bundle is not None:
         return bundle, target
     return default_bundle(target, accept_terms=accept_terms), None
+
+
+def existing_bundle(name: Path) -> Path:
+    """A bundle's folder: the one named, or the one of the store that `run --target` made for it."""
+    if (name / MANIFEST).exists():
+        return name
+    try:
+        stored = _wanted(str(name)).bundle
+    except OmniDraftError:
+        return name
+    return stored if stored.is_dir() else name
 
 
 def default_bundle(target: str | None, *, accept_terms: bool) -> Path:

@@ -147,8 +147,18 @@ def command(
 def _say(done: "ExportReport", as_json: bool) -> None:
     from omnidraft_npu.memory import peak_children_rss_bytes, peak_rss_bytes, size_text
 
+    from ..forgetting import find_learned
+    from ..state_folder import learned_targets
     from .inspect import model_bytes
 
+    root = done.bundle.root
+    learned = find_learned(root, learned_targets(root))
+    if learned.files:
+        echo(
+            f"kept what the replaced bundle had learned: {learned}; `omnidraft-npu adapters forget "
+            f"{shlex.quote(str(root))}` erases it",
+            err=True,
+        )
     manifest = done.bundle.manifest
     models = [manifest.drafter, *manifest.targets.values()]
     sizes = [(model.name, model_bytes(done.bundle, model)) for model in models]

@@ -8,14 +8,17 @@ from ..bundle import Bundle, open_bundle
 from ..manifest import HtpEntry, ModelEntry, TrainingEntry
 from ..memory import size_text
 from ..printing import echo, echo_json
+from .decoding_options import bundle_argument
 
 
 @click.command(name="inspect")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@bundle_argument
 @click.option("--verify", is_flag=True, help="Hash every file, however large.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(bundle: Path, verify: bool, as_json: bool) -> None:
     """Show the models, graphs and files of BUNDLE, after checking them.
+
+    BUNDLE is a folder, or what `run --target` was given, for the bundle that it made.
 
     \b
     Examples:
