@@ -41,15 +41,16 @@ def exclusive(
             path.touch(PRIVATE_FILE if private else 0o666)
         busy()
         lock.acquire()
-    held = _identity(path)
-    if held is None:
-        # Its folder was moved between the opening and the locking: others lock another file.
+    while (held := _identity(path)) is None:
+        # The file was removed between the opening and the locking: others lock another one.
         lock.release()
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+        if not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+        lock.acquire()
     try:
         yield
     finally:
-        # A process that waits on the removed file is given a new one (filelock sees to it);
+        # A process that waits on the removed file makes a new one;
         # Windows does not remove a file that is open, there it stays.
         with contextlib.suppress(OSError):
             if _identity(path) == held:
