@@ -216,6 +216,7 @@ def summary(one: dict[str, Any]) -> str:
 def _in_state(pair: OpenedPair, state: Path) -> OpenedPair:
     assert pair.bundle is not None
     assert pair.drafter is not None
+    state.mkdir(parents=True, exist_ok=True)
     bundle = dataclasses.replace(pair.bundle, elsewhere=state)
     adapter = open_adapter(bundle, pair.target.entry)
     adapter.load(pair.drafter.graph.lora_inputs)

@@ -92,7 +92,7 @@ def measure(
         threads: Threads of one operator.
         proposer, draft_mode: What drafts, and how; see `open_session`.
         devices: Where they run.
-        state: Folder with the `state/` to use; None for the bundle's own, whose kept answers
+        state: Existing folder with the `state/` to use; None for the bundle's own, whose kept answers
             are not drafted from.
         earlier: An adapter to compare with the one in use.
         repeats: Responses to each prompt.

@@ -45,7 +45,7 @@ def check_can_learn(path: Path, target: str | None, state: Path | None, loss: Lo
     Args:
         path: The bundle.
         target: Name of the target; None for the bundle's default.
-        state: Folder with the `state/` to use; None for the bundle's own.
+        state: Existing folder with the `state/` to use; None for the bundle's own.
         loss: To be made smaller.
 
     Raises:

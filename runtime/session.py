@@ -262,7 +262,7 @@ def open_session(
             and as `full` when sampling; `paper`, all runs, verified by the paper's rule,
             which only greedy decoding makes exact.
         devices: Where they run.
-        state: Folder with the `state/` to use; None for the bundle's own.
+        state: Existing folder with the `state/` to use; None for the bundle's own.
         recalls: Whether to draft with what earlier runs left there: an adapter, kept answers,
             learned spellings. Without it sampled text depends on nothing but the seed.
         keeps: Whether anything of this conversation may be added to it. Without both, nothing
