@@ -92,8 +92,8 @@ def measure(
         threads: Threads of one operator.
         proposer, draft_mode: What drafts, and how; see `open_session`.
         devices: Where they run.
-        state: Existing folder with the `state/` to use; None for the bundle's own, whose kept answers
-            are not drafted from.
+        state: Existing folder with the `state/` to use; None for the bundle's own, whose kept
+            answers are not drafted from.
         earlier: An adapter to compare with the one in use.
         repeats: Responses to each prompt.
         report: Told of progress.
