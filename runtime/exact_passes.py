@@ -13,7 +13,7 @@ On every processor looked at only attention depends on its neighbours, in three 
   more than half full, at places that depend on the processor's cache: no pass crosses them.
 
 So rows are added to a pass where needed: copies of its last token, of which nothing stays.
-`exact_probe` finds which of the three hold on the machine at hand (docs/exactness.md).
+`exact_search` finds which of the three hold on the machine at hand (docs/exactness.md).
 """
 
 from dataclasses import asdict, dataclass
